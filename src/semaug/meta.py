@@ -1,0 +1,419 @@
+"""The meta loop (Algorithm 1): pseudo update, meta update, real update; the paper's order and the pipelined order.
+
+A batch is cut in two halves. One *half step* of the paper's order, on the halves X and X_meta:
+
+1. **pseudo update**: ``θ̃_f = θ_f − α ∇ L_train(θ_f; θ_g)``, the ISDA loss on X; f's optimiser is left as it is;
+2. **meta update**: cross-entropy on X_meta at θ̃_f, differentiated through step 1 to CovNet's θ_g: one step on θ_g;
+3. **real update**: ISDA loss on X at the old θ_f with the new θ_g: one step on θ_f.
+
+Then the halves change places. θ_f and X are the same in steps 1 and 3, so one forward pass serves both.
+
+The *pipelined* order takes the real update first. Its end is then the pseudo-updated point, and the next half batch,
+whose forward pass there has to be made anyway, is the meta batch: CovNet is one half step late, and each half batch
+goes forward once instead of twice.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn import functional as F
+from torch.optim import SGD, Optimizer
+
+from semaug import functional
+from semaug.covariance import Covariance, full_precision, widened
+from semaug.metagrad import Engine, HeadLoss, TrainProblem, global_norm, meta_gradient
+from semaug.network import Network, Tape
+from semaug.optim import Step, pseudo_step
+from semaug.sources import CovNet, Source
+
+Order = Literal["paper", "pipelined"]
+Metrics = dict[str, Tensor]
+
+
+@dataclass
+class _RealStep:
+    """A real update that the pipelined order differentiates one half step later."""
+
+    tape: Tape
+    labels: Tensor
+    features: Tensor
+    parameters: dict[str, Tensor]  # late ones, before the update
+    sensitivity: dict[str, Tensor | float]
+    strength: float
+
+
+class LearnableAugmentation:
+    """Trains a classifier with semantic augmentation whose covariance is learned by the meta loop.
+
+    ``model`` is any classifier with a linear head (or a :class:`~semaug.network.Network`), ``optimizer`` any torch
+    optimiser of its parameters, ``source`` where Σ comes from (by default the paper's CovNet) and ``meta_optimizer``
+    an optimiser of the source's parameters (by default SGD at 0.001, as in the paper). A source without parameters
+    has no meta loop: then this is training with ISDA or with a constant Σ.
+
+    ``strength`` is λ0; :meth:`set_progress` makes λ grow as ``progress^strength_power · λ0``, and without it λ stays
+    at λ0. ``frozen_blocks``: the stem and that many blocks keep out of the pseudo update. ``interval``: the meta loop
+    runs every that many half steps. ``detach_real``: stop gradients from Σ into the features in the real update; the
+    authors' code lets them flow. ``clip_norm`` clips f's gradient, in the pseudo update (over the late parameters, its
+    factor taken as constant) and in the real one. ``autocast``: precision of the backbone, with ``scaler`` for fp16.
+    ``check_values=False`` skips the look at labels and features, for which the host waits.
+
+    >>> learner = LearnableAugmentation(model, optimizer, strength=10.0, frozen_blocks=10)      # doctest: +SKIP
+    >>> for epoch in range(epochs):                                                             # doctest: +SKIP
+    ...     learner.set_progress(epoch / epochs)
+    ...     for images, labels in loader:
+    ...         metrics = learner.step(images, labels)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Network,
+        optimizer: Optimizer,
+        source: Source | None = None,
+        meta_optimizer: Optimizer | None = None,
+        *,
+        strength: float = 10.0,
+        strength_power: float = 1.0,
+        frozen_blocks: int = 0,
+        interval: int = 1,
+        order: Order = "paper",
+        engine: Engine = "jvp",
+        detach_real: bool = False,
+        label_smoothing: float = 0.0,
+        clip_norm: float | None = None,
+        autocast: torch.dtype | None = None,
+        scaler: GradScaler | None = None,
+        check_values: bool = True,
+    ) -> None:
+        if order not in ("paper", "pipelined"):
+            raise ValueError(f"order must be 'paper' or 'pipelined', not {order!r}")
+        if engine not in ("jvp", "double_backward"):
+            raise ValueError(f"engine must be 'jvp' or 'double_backward', not {engine!r}")
+        if interval < 1:
+            raise ValueError(f"interval must be at least 1, not {interval}")
+        self.network = model if isinstance(model, Network) else Network(model, frozen_blocks)
+        self.optimizer = optimizer
+        weight = self.network.head.weight
+        self.source = (source or CovNet(self.network.feature_dim)).to(weight.device)
+        self._learned = [parameter for parameter in self.source.parameters() if parameter.requires_grad]
+        self.meta_optimizer = meta_optimizer or (SGD(self._learned, lr=0.001) if self._learned else None)
+        self.max_strength, self.strength_power = strength, strength_power
+        self.strength = functional.strength(1, 1, strength, strength_power)
+        self.interval, self.order, self.engine = interval, order, engine
+        self.detach_real, self.label_smoothing, self.clip_norm = detach_real, label_smoothing, clip_norm
+        self.autocast, self.scaler, self.check_values = autocast, scaler, check_values
+        self.half_steps = 0
+        self._initial = [parameter.detach().clone() for parameter in self._learned]
+        self._last_real: _RealStep | None = None
+
+    def set_progress(self, progress: float) -> None:
+        """Set λ to ``progress^strength_power · λ0``, where ``progress`` goes from 0 to 1 over training."""
+        self.strength = functional.strength(progress, 1, self.max_strength, self.strength_power)
+
+    def step(self, images: Tensor, labels: Tensor) -> Metrics:
+        """Two half steps on a batch of at least two images; returns the mean of their diagnostics, as tensors.
+
+        ``train_loss`` (ISDA), ``augmentation_share`` (the part of it that augmentation adds), ``accuracy`` on the
+        batch, ``variance_mean`` and its spread over samples and dimensions (``variance_std_samples``,
+        ``variance_std_dims``), ``drift`` (of the source's parameters from their initialisation, relative) and, where
+        the meta loop ran, ``meta_loss`` and ``meta_gradient_norm``.
+        """
+        count = images.shape[0]
+        if count < 2:
+            raise ValueError(f"a batch is cut in two halves and needs at least 2 images, not {count}; use drop_last")
+        if labels.shape[0] != count:
+            raise ValueError(f"{count} images came with {labels.shape[0]} labels")
+        if self.check_values:
+            functional.check_labels(labels, self.network.num_classes)
+        halves = list(zip(images.tensor_split(2), labels.tensor_split(2), strict=True))
+        first = self._half_step(*halves[0], *halves[1])
+        second = self._half_step(*halves[1], *halves[0])
+        return {
+            name: torch.stack([metrics[name] for metrics in (first, second) if name in metrics]).mean()
+            for name in {**first, **second}
+        }
+
+    def _half_step(self, images: Tensor, labels: Tensor, meta_images: Tensor, meta_labels: Tensor) -> Metrics:
+        with self._autocast():
+            features, tape = self.network.forward(images)
+        if self.check_values:
+            functional.check_features(features.detach())
+        if self.order == "paper":
+            metrics = self._paper_order(features, tape, labels, meta_images, meta_labels)
+        else:
+            metrics = self._pipelined_order(features, tape, labels)
+        self.half_steps += 1
+        return metrics
+
+    def _paper_order(
+        self, features: Tensor, tape: Tape, labels: Tensor, meta_images: Tensor, meta_labels: Tensor
+    ) -> Metrics:
+        metrics: Metrics = {}
+        self.source.update(features.detach(), labels)
+        if self._learned and self.half_steps % self.interval == 0:
+            pseudo = self.pseudo_update(features, labels)
+            metrics |= self.meta_update(features, tape, labels, pseudo, meta_images, meta_labels)
+        return metrics | self.real_update(features, labels)
+
+    def _pipelined_order(self, features: Tensor, tape: Tape, labels: Tensor) -> Metrics:
+        metrics: Metrics = {}
+        if self._last_real is not None:
+            metrics |= self._late_meta_update(self._last_real, features, labels)
+            self._last_real = None
+        self.source.update(features.detach(), labels)
+        differentiate = bool(self._learned) and (self.half_steps + 1) % self.interval == 0
+        return metrics | self.real_update(features, labels, tape if differentiate else None)
+
+    # -- the three updates of Algorithm 1 -----------------------------------------------------------------------------
+
+    def pseudo_update(self, features: Tensor, labels: Tensor) -> dict[str, Step]:
+        """Where one step of f's optimiser on the ISDA loss takes the late parameters, and its sensitivity."""
+        late = self._late_parameters()
+        loss = self._train_loss(labels, features.detach())(features, *self._head())
+        gradients = self._gradients(loss, list(late.values()))
+        factor = self._clip_(gradients)
+        steps = pseudo_step(self.optimizer, list(late.values()), gradients)
+        return {name: (point, factor * slope) for name, (point, slope) in zip(late, steps, strict=True)}
+
+    def meta_update(
+        self,
+        features: Tensor,
+        tape: Tape,
+        labels: Tensor,
+        pseudo: Mapping[str, Step],
+        meta_images: Tensor,
+        meta_labels: Tensor,
+    ) -> Metrics:
+        """One step on θ_g along the gradient, through the pseudo update, of the cross-entropy on the meta batch."""
+        point = {name: parameter.requires_grad_() for name, (parameter, _) in pseudo.items()}
+        with torch.enable_grad():
+            with self._autocast():
+                meta_features = self.network.forward_at(point, meta_images)
+            loss = self._meta_loss(meta_features, meta_labels, *self.network.head_parameters(point))
+            direction = self._gradients(loss, list(point.values()))
+        problem = self._problem(tape, features, labels, self._late_parameters(), self.strength, detach=True)
+        sensitivity = {name: slope for name, (_, slope) in pseudo.items()}
+        return self._update_source(problem, sensitivity, dict(zip(point, direction, strict=True)), loss)
+
+    def _late_meta_update(self, last: _RealStep, features: Tensor, labels: Tensor) -> Metrics:
+        """The meta update of the pipelined order: the last real update has been the pseudo update."""
+        late = self._late_parameters()
+        loss = self._meta_loss(features, labels, *self._head())
+        direction = dict(zip(late, self._gradients(loss, list(late.values())), strict=True))
+        problem = self._problem(
+            last.tape, last.features, last.labels, last.parameters, last.strength, detach=self.detach_real
+        )
+        return self._update_source(problem, last.sensitivity, direction, loss)
+
+    def real_update(self, features: Tensor, labels: Tensor, tape: Tape | None = None) -> Metrics:
+        """One step of f's optimiser on the ISDA loss with the present θ_g; keeps the step on `tape` if given."""
+        weight, bias = self._head()
+        source_input = widened(features.detach() if self.detach_real else features)
+        covariance = self.source(source_input, labels)
+        loss = self._isda(features, labels, weight, bias, covariance, self.strength)
+        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self.optimizer.zero_grad(set_to_none=True)
+        self._scaled(loss).backward(inputs=trained)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        factor = self._clip_([parameter.grad for parameter in trained if parameter.grad is not None])
+        metrics = self._diagnostics(features.detach(), labels, loss.detach(), covariance)
+        if tape is not None:
+            self._keep(tape, features, labels, factor)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            scale = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if self.scaler.get_scale() < scale:  # the step overflowed and was left out: nothing to differentiate
+                self._last_real = None
+        return metrics
+
+    def _keep(self, tape: Tape, features: Tensor, labels: Tensor, factor: Tensor | float) -> None:
+        late = self._late_parameters()
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in late.values()]
+        steps = pseudo_step(self.optimizer, list(late.values()), gradients)
+        self._last_real = _RealStep(
+            tape,
+            labels,
+            widened(features.detach()),
+            {name: parameter.detach().clone() for name, parameter in late.items()},
+            {name: factor * slope for name, (_, slope) in zip(late, steps, strict=True)},
+            self.strength,
+        )
+
+    def _update_source(
+        self,
+        problem: TrainProblem,
+        sensitivity: Mapping[str, Tensor | float],
+        gradient: Mapping[str, Tensor],
+        meta_loss: Tensor,
+    ) -> Metrics:
+        assert self.meta_optimizer is not None
+        direction = {name: sensitivity[name] * gradient[name] for name in gradient}
+        gradients = meta_gradient(problem, direction, self._learned, self.engine)
+        norm = global_norm(gradients)
+        self.meta_optimizer.zero_grad(set_to_none=True)
+        for parameter, value in zip(self._learned, gradients, strict=True):
+            parameter.grad = value if self.scaler is None else self._scaled(value)
+        if self.scaler is None:
+            self.meta_optimizer.step()
+        else:  # the scaler leaves out a step whose gradient overflowed
+            self.scaler.unscale_(self.meta_optimizer)
+            self.scaler.step(self.meta_optimizer)
+        return {"meta_loss": meta_loss.detach(), "meta_gradient_norm": norm}
+
+    # -- parts of the updates -----------------------------------------------------------------------------------------
+
+    def _head(self) -> tuple[Tensor, Tensor | None]:
+        return self.network.head.weight, self.network.head.bias
+
+    def _late_parameters(self) -> dict[str, nn.Parameter]:
+        owned = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
+        return {name: parameter for name, parameter in self.network.late_parameters().items() if parameter in owned}
+
+    def _problem(
+        self,
+        tape: Tape,
+        features: Tensor,
+        labels: Tensor,
+        parameters: Mapping[str, Tensor],
+        strength: float,
+        *,
+        detach: bool,
+    ) -> TrainProblem:
+        features = widened(features.detach())
+        loss = self._train_loss(labels, features if detach else None, strength)
+        return TrainProblem(self.network, tape, dict(parameters), features, loss, self.autocast)
+
+    def _train_loss(self, labels: Tensor, source_input: Tensor | None, strength: float | None = None) -> HeadLoss:
+        """L_train as a function of features and head, with Σ from `source_input` or, if None, from the features."""
+        strength = self.strength if strength is None else strength
+
+        def loss(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            covariance = self.source(widened(features if source_input is None else source_input), labels)
+            return self._isda(features, labels, weight, bias, covariance, strength)
+
+        return loss
+
+    def _isda(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        covariance: Covariance,
+        strength: float,
+    ) -> Tensor:
+        return functional.isda_loss(
+            features,
+            labels,
+            weight,
+            bias,
+            covariance,
+            strength,
+            label_smoothing=self.label_smoothing,
+            validate=False,
+        )
+
+    def _meta_loss(self, features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        with full_precision(features):
+            return F.cross_entropy(F.linear(widened(features), weight, bias), labels)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.network.head.weight.device.type, self.autocast)
+
+    def _scaled(self, value: Tensor) -> Tensor:
+        return value if self.scaler is None else self.scaler.scale(value)
+
+    def _gradients(self, loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+        gradients = torch.autograd.grad(self._scaled(loss), parameters, retain_graph=True, materialize_grads=True)
+        if self.scaler is None:
+            return list(gradients)
+        return list(torch._foreach_div(gradients, self._scaled(torch.ones_like(loss))))
+
+    def _clip_(self, gradients: list[Tensor]) -> Tensor | float:
+        """Scale the gradients in place to a norm of at most ``clip_norm``; returns the factor."""
+        if self.clip_norm is None:
+            return 1.0
+        factor = (self.clip_norm / (global_norm(gradients) + 1e-6)).clamp_max(1.0)
+        torch._foreach_mul_(gradients, factor)
+        return factor
+
+    @torch.no_grad()
+    def _diagnostics(self, features: Tensor, labels: Tensor, loss: Tensor, covariance: Covariance) -> Metrics:
+        weight, bias = self._head()
+        plain = functional.isda_loss(
+            features, labels, weight, bias, None, label_smoothing=self.label_smoothing, validate=False
+        )
+        logits = functional.augmented_logits(features, labels, weight, bias, None, validate=False)
+        answers = labels.argmax(1) if labels.is_floating_point() else labels
+        variance = covariance.diagonal()
+        metrics = {
+            "train_loss": loss,
+            "augmentation_share": 1 - plain / loss.clamp_min(1e-12),
+            "accuracy": (logits.argmax(1) == answers).float().mean(),
+            "variance_mean": variance.mean(),
+            "variance_std_samples": variance.std(0, correction=0).mean(),
+            "variance_std_dims": variance.std(1, correction=0).mean(),
+        }
+        if self._learned:
+            moved = [parameter - start for parameter, start in zip(self._learned, self._initial, strict=True)]
+            metrics["drift"] = global_norm(moved) / global_norm(self._initial)
+        return metrics
+
+    # -- saving -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed, besides the states of model, optimiser and scaler, to go on exactly."""
+        last = self._last_real
+        return {
+            "source": self.source.state_dict(),
+            "meta_optimizer": None if self.meta_optimizer is None else self.meta_optimizer.state_dict(),
+            "half_steps": self.half_steps,
+            "strength": self.strength,
+            "initial": self._initial,
+            "last_real": None if last is None else {**vars(last), "tape": vars(last.tape)},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up the state that :meth:`state_dict` gave."""
+        self.source.load_state_dict(state["source"])
+        if self.meta_optimizer is not None:
+            self.meta_optimizer.load_state_dict(state["meta_optimizer"])
+        self.half_steps, self.strength = state["half_steps"], state["strength"]
+        device = self.network.head.weight.device
+        self._initial = [value.to(device) for value in state["initial"]]
+        last = state["last_real"]
+        self._last_real = None if last is None else _RealStep(**{**last, "tape": Tape(**last["tape"])})
+
+
+class JointAugmentation(LearnableAugmentation):
+    """The ablation without a meta loop: f and CovNet take one step on the same ISDA loss.
+
+    Σ only ever raises that loss (eq. 4), so CovNet learns Σ → 0 and the augmentation disappears.
+    """
+
+    def _half_step(self, images: Tensor, labels: Tensor, meta_images: Tensor, meta_labels: Tensor) -> Metrics:
+        with self._autocast():
+            features, _ = self.network.forward(images)
+        if self.check_values:
+            functional.check_features(features.detach())
+        self.source.update(features.detach(), labels)
+        if self._learned:
+            loss = self._train_loss(labels, features.detach())(features, *self._head())
+            gradients = self._gradients(loss, self._learned)
+        metrics = self.real_update(features, labels)
+        if self._learned and self.meta_optimizer is not None:
+            for parameter, gradient in zip(self._learned, gradients, strict=True):
+                parameter.grad = gradient
+            self.meta_optimizer.step()
+        self.half_steps += 1
+        return metrics
