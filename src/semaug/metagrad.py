@@ -83,12 +83,19 @@ def meta_gradient(
 _without_formula: set[str] = set()
 
 
-def _operator(error: Exception) -> str | None:
-    """The operator that an error of forward mode complains of, or None if it is another error."""
+def _operator(error: NotImplementedError) -> str | None:
+    """The operator whose forward-mode formula an error says is missing, or None if it is another error."""
     found = re.search(r"forward AD with (\S+) that does not support it", str(error))
-    if found is None:
-        found = re.search(r"(\S+) to support forward mode AD", str(error))
-    return found[1] if found else None
+    if found:
+        return found[1]
+    if "implement the jvp function" not in str(error):
+        return None
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    # torch's message does not say which custom function it is; the context that it was called with does.
+    context = frame.tb_frame.f_locals.get("ctx") if frame else None
+    return type(context).__name__.removesuffix("Backward") if context is not None else "a custom autograd.Function"
 
 
 def jvp(problem: TrainProblem, direction: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:

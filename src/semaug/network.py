@@ -396,10 +396,10 @@ class Network:
         return self._main, self._other
 
     def _split(self, images: Tensor) -> tuple[_View, _View]:
-        """Make the two views, on a look at how the model runs on (at most two of) the given images."""
-        images = images[:2].detach()
+        """Make the two views, on a look at how the model runs on one or two images of noise."""
         was_training = {module: module.training for module in self.model.modules()}
         state = _random_state(images.device)
+        images = torch.randn_like(images[:2].detach())
         try:
             self.model.eval()
             while True:
@@ -445,15 +445,14 @@ class Network:
         # its calls apart.
         return {name for name in order[: last + 1] if outermost[name] or order.count(name) == 1}
 
+    @torch.enable_grad()
     def _look(self, main: _View, other: _View, images: Tensor) -> set[str]:
         """Check the head, and see which early outputs the late part uses and which are overwritten.
 
         Returns the names of late parameters that act on early outputs (an embedding that no pattern names, say).
         """
         probe = _Probe(images, _random_state(images.device))
-        with torch.enable_grad():
-            features = self._record(main, probe)
-        self._check_head(features, images)
+        self._check_head(main, probe)
         late = {
             name: parameter for name, parameter in self.late_parameters().items() if not _below(name, self.head_name)
         }
@@ -483,20 +482,27 @@ class Network:
         overwritten = {early.name for early in main.early if early.overwritten}
         for early in other.early:
             early.overwritten = early.name in overwritten
-        with torch.enable_grad():
-            features = self._play(other, tape, {})
-            found = torch.autograd.grad(features.sum(), [tensor for _, tensor in leaves], allow_unused=True)
+        features = self._play(other, tape, {})
+        found = torch.autograd.grad(features.sum(), [tensor for _, tensor in leaves], allow_unused=True)
         used = {name for (name, _), gradient in zip(leaves, found, strict=True) if gradient is not None}
         for early in main.early:
             early.needed = early.name in used
         return misplaced
 
-    def _check_head(self, features: Tensor, images: Tensor) -> None:
-        with torch.no_grad():
-            logits, expected = self.head(features), self.model(images)
-        scale = float(logits.abs().max()) + 1.0
-        if not isinstance(expected, Tensor) or not torch.allclose(logits, expected, rtol=1e-3, atol=1e-3 * scale):
-            raise ValueError(
-                f"the output of {type(self.model).__name__} is not that of its linear layer {self.head_name!r} alone; "
-                "name the layer that makes the logits with head=…"
-            )
+    def _check_head(self, main: _View, probe: Tape) -> None:
+        """See that the model's output is ``head(features)`` and nothing else."""
+        expected = self.model(probe.images)
+        try:
+            logits = self.head(self._record(main, probe))
+            scale = float(logits.detach().abs().max()) + 1.0
+            same = torch.allclose(logits, expected, rtol=1e-3, atol=1e-3 * scale)
+        except (RuntimeError, TypeError) as error:
+            raise self._not_a_head() from error
+        if not same:
+            raise self._not_a_head()
+
+    def _not_a_head(self) -> ValueError:
+        return ValueError(
+            f"the output of {type(self.model).__name__} is not that of its linear layer {self.head_name!r} alone; "
+            "name the layer that makes the logits with head=…"
+        )

@@ -1,0 +1,32 @@
+# Everything starts from nothing but Python 3.11 or newer and make: the first target that needs it creates .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint bench theorem clean
+
+demo: $(READY)
+	$(BIN)/semaug demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -n auto --cov=semaug --cov-report=term:skip-covered
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/meta_step.py
+
+theorem: $(READY)
+	$(BIN)/python -m semaug.experiments.theorem theorem.png
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "semaug needs Python 3.11 or newer; set PYTHON=")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

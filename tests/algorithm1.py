@@ -1,0 +1,156 @@
+"""Algorithm 1 and its pipelined variant, transcribed literally and apart from the library.
+
+Networks are deepcopied, the pseudo update is differentiated as it stands (double backward), the loss is the naive
+N×C×D formula, and SGD is written out. Only torch is used.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+Parameters = dict[str, Tensor]
+
+
+def naive_isda(
+    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, variance: Tensor, strength: float
+) -> Tensor:
+    difference = weight[None, :, :] - weight[labels][:, None, :]
+    added = (difference * variance[:, None, :] * difference).sum(2)
+    return F.cross_entropy(features @ weight.T + bias + strength / 2 * added, labels)
+
+
+@dataclass
+class Literal:
+    model: nn.Module
+    head: str
+    covnet: nn.Module  # features (N, D) → variances (N, D)
+    late: list[str]
+    lr: float
+    meta_lr: float
+    strength: float
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    detach_real: bool = False
+    clip: float | None = None
+    interval: int = 1
+    buffers: Parameters = field(default_factory=dict)
+    half_steps: int = 0
+    previous: tuple | None = None
+
+    def features(self, module: nn.Module, parameters: Parameters, images: Tensor) -> Tensor:
+        """The head's input, in a network with the given parameters; running statistics of `module` move."""
+        kept: list[Tensor] = []
+        handle = module.get_submodule(self.head).register_forward_pre_hook(lambda _, args: kept.append(args[0]))
+        functional_call(module, parameters, (images,))
+        handle.remove()
+        return kept[0]
+
+    def parameters(self) -> Parameters:
+        return {name: p.detach().clone().requires_grad_() for name, p in self.model.named_parameters()}
+
+    def head_of(self, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        return parameters[self.head + ".weight"], parameters[self.head + ".bias"]
+
+    def covnet_at(self, values: Parameters, features: Tensor) -> Tensor:
+        return functional_call(self.covnet, values, (features,))
+
+    def clip_factor(self, gradients: list[Tensor]) -> Tensor | float:
+        if self.clip is None:
+            return 1.0
+        norm = torch.cat([g.detach().flatten() for g in gradients]).norm()
+        return min(1.0, self.clip / (norm + 1e-6))
+
+    def sgd(self, name: str, value: Tensor, gradient: Tensor, keep: bool) -> Tensor:
+        gradient = gradient + self.weight_decay * value.detach()
+        if self.momentum:
+            buffer = self.buffers.get(name)
+            buffer = gradient if buffer is None else self.momentum * buffer + gradient
+            if keep:
+                self.buffers[name] = buffer.detach().clone()
+            gradient = gradient + self.momentum * buffer if self.nesterov else buffer
+        return value.detach() - self.lr * gradient
+
+    def real_update(self, images: Tensor, labels: Tensor) -> None:
+        parameters = self.parameters()
+        features = self.features(self.model, parameters, images)
+        variance = self.covnet(features.detach() if self.detach_real else features)
+        loss = naive_isda(features, labels, *self.head_of(parameters), variance, self.strength)
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        factor = self.clip_factor(list(gradients))
+        with torch.no_grad():
+            for (name, parameter), gradient in zip(self.model.named_parameters(), gradients, strict=True):
+                parameter.copy_(self.sgd(name, parameter, factor * gradient, keep=True))
+
+    def meta_step(self, meta_loss: Callable[[Parameters], Tensor]) -> None:
+        values = {name: p.detach().clone().requires_grad_() for name, p in self.covnet.named_parameters()}
+        gradients = torch.autograd.grad(meta_loss(values), list(values.values()))
+        with torch.no_grad():
+            for parameter, gradient in zip(self.covnet.parameters(), gradients, strict=True):
+                parameter.sub_(self.meta_lr * gradient)
+
+    def paper_half_step(self, images: Tensor, labels: Tensor, meta_images: Tensor, meta_labels: Tensor) -> None:
+        start = torch.get_rng_state()
+        pseudo_net = copy.deepcopy(self.model)
+
+        def meta_loss(values: Parameters) -> Tensor:
+            torch.set_rng_state(start)
+            parameters = self.parameters()
+            features = self.features(pseudo_net, parameters, images)
+            variance = self.covnet_at(values, features.detach())
+            loss = naive_isda(features, labels, *self.head_of(parameters), variance, self.strength)
+            gradients = torch.autograd.grad(loss, [parameters[n] for n in self.late], create_graph=True)
+            factor = self.clip_factor(list(gradients))
+            for name, gradient in zip(self.late, gradients, strict=True):
+                parameters[name] = self.sgd(name, parameters[name], factor * gradient, keep=False)
+            meta_features = self.features(pseudo_net, parameters, meta_images)
+            weight, bias = self.head_of(parameters)
+            return F.cross_entropy(meta_features @ weight.T + bias, meta_labels)
+
+        if self.half_steps % self.interval == 0:
+            self.meta_step(meta_loss)
+            end = torch.get_rng_state()
+            torch.set_rng_state(start)
+            self.real_update(images, labels)
+            torch.set_rng_state(end)
+        else:
+            self.real_update(images, labels)
+        self.half_steps += 1
+
+    def pipelined_half_step(self, images: Tensor, labels: Tensor) -> None:
+        start = torch.get_rng_state()
+        if self.previous is not None:
+            before, old_images, old_labels, old_start, buffers = self.previous
+            old_net, new_net = copy.deepcopy(self.model), copy.deepcopy(self.model)
+
+            def meta_loss(values: Parameters) -> Tensor:
+                torch.set_rng_state(old_start)
+                parameters = {name: p.detach().clone().requires_grad_() for name, p in before.items()}
+                features = self.features(old_net, parameters, old_images)
+                variance = self.covnet_at(values, features.detach() if self.detach_real else features)
+                loss = naive_isda(features, old_labels, *self.head_of(parameters), variance, self.strength)
+                gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
+                factor = self.clip_factor(list(gradients))
+                now, self.buffers = self.buffers, buffers
+                moved = self.parameters()
+                for name, gradient in zip(parameters, gradients, strict=True):
+                    if name in self.late:
+                        moved[name] = self.sgd(name, parameters[name], factor * gradient, keep=False)
+                self.buffers = now
+                torch.set_rng_state(start)
+                new_features = self.features(new_net, moved, images)
+                weight, bias = self.head_of(moved)
+                return F.cross_entropy(new_features @ weight.T + bias, labels)
+
+            self.meta_step(meta_loss)
+            self.previous = None
+        torch.set_rng_state(start)
+        if (self.half_steps + 1) % self.interval == 0:
+            self.previous = (self.parameters(), images, labels, start, dict(self.buffers))
+        self.real_update(images, labels)
+        self.half_steps += 1

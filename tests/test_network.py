@@ -1,0 +1,238 @@
+"""Any classifier as early blocks → late blocks → feature → linear head."""
+
+import copy
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from semaug.network import Network
+from tiny import TINY_BLOCKS, TinyNet
+
+TORCHVISION = {  # name → number of blocks, first and last block
+    "resnet18": (8, "layer1.0", "layer4.1"),
+    "resnet34": (16, "layer1.0", "layer4.2"),
+    "resnet50": (16, "layer1.0", "layer4.2"),
+    "resnet101": (33, "layer1.0", "layer4.2"),
+    "resnet152": (50, "layer1.0", "layer4.2"),
+    "resnext50_32x4d": (16, "layer1.0", "layer4.2"),
+    "densenet161": (78, "features.denseblock1.denselayer1", "features.denseblock4.denselayer24"),
+    "efficientnet_b0": (16, "features.1.0.block", "features.7.0.block"),
+    "mobilenet_v2": (17, "features.1.conv", "features.17.conv"),
+    "mobilenet_v3_small": (11, "features.1.block", "features.11.block"),
+    "regnet_x_400mf": (22, "trunk_output.block1.block1-0", "trunk_output.block4.block4-11"),
+    "shufflenet_v2_x0_5": (16, "stage2.0", "stage4.3"),
+    "mnasnet0_5": (16, "layers.8.0.layers", "layers.13.0.layers"),
+    "vit_b_16": (12, "encoder.layers.encoder_layer_0", "encoder.layers.encoder_layer_11"),
+    "convnext_tiny": (18, "features.1.0", "features.7.2"),
+    "swin_t": (12, "features.1.0", "features.7.1"),
+}
+TIMM = {
+    "resnet50": (16, "layer1.0", "layer4.2"),
+    "densenet121": (58, "features.denseblock1.denselayer1", "features.denseblock4.denselayer16"),
+    "efficientnet_b0": (16, "blocks.0.0", "blocks.6.0"),
+    "mobilenetv2_100": (17, "blocks.0.0", "blocks.6.0"),
+    "regnetx_004": (22, "s1.b1", "s4.b12"),
+    "vit_tiny_patch16_224": (12, "blocks.0", "blocks.11"),
+    "convnext_atto": (12, "stages.0.blocks.0", "stages.3.blocks.1"),
+    "swin_tiny_patch4_window7_224": (12, "layers.0.blocks.0", "layers.3.blocks.1"),
+}
+ALL = [("torchvision", name) for name in TORCHVISION] + [("timm", name) for name in TIMM]
+
+
+def build(library: str, name: str) -> nn.Module:
+    if library == "torchvision":
+        options = {"image_size": 32} if name.startswith("vit") else {}
+        return torchvision.models.get_model(name, weights=None, num_classes=5, **options)
+    options = {"img_size": 32} if name.startswith(("vit", "swin")) else {}
+    return timm.create_model(name, num_classes=5, **options)
+
+
+@pytest.mark.parametrize(("library", "name"), ALL)
+def test_blocks_are_named_in_order_and_the_late_part_replays_exactly(library: str, name: str) -> None:
+    model = build(library, name)
+    count, first, last = (TORCHVISION if library == "torchvision" else TIMM)[name]
+    names = [block.name for block in Network(model).blocks]
+    assert names[0] == "stem"
+    assert (len(names) - 1, names[1], names[-1]) == (count, first, last)
+    assert len(set(names)) == len(names)
+
+    network = Network(model, frozen_blocks=count // 2)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        features, tape = network.forward(images)
+        late = {key: parameter.detach() for key, parameter in network.late_parameters().items()}
+        torch.testing.assert_close(network.replay(late, tape), features, rtol=1e-4, atol=1e-5)
+        head_only = Network(model, frozen_blocks=count)
+        features, tape = head_only.forward(images)
+        torch.testing.assert_close(head_only.replay({}, tape), features, rtol=1e-4, atol=1e-5)
+        model.eval()
+        features, _ = network.forward(images)
+        torch.testing.assert_close(network.head(features), model(images), rtol=1e-4, atol=1e-5)
+
+
+def test_ten_frozen_blocks_of_resnet50_keep_one_activation() -> None:
+    """The tape holds the last frozen block's output; of all the others only the shape."""
+    network = Network(torchvision.models.resnet50(num_classes=5), frozen_blocks=10)
+    _, tape = network.forward(torch.randn(2, 3, 64, 64))
+    held = {name: sum(output.untyped_storage().nbytes() for output, _ in calls) for name, calls in tape.outputs.items()}
+    big = {name for name, size in held.items() if size > 4}
+    assert big == {"layer3.2"}
+    late = set(network.late_parameters())
+    assert {"layer3.3.conv1.weight", "layer4.2.bn3.bias", "fc.weight"} <= late
+    assert not any(name.startswith(("conv1", "layer1", "layer2", "layer3.2")) for name in late)
+
+
+def test_nothing_of_the_model_changes() -> None:
+    model = TinyNet()
+    before = copy.deepcopy(model.state_dict())
+    modules = {name: (module, dict(module.__dict__)) for name, module in model.named_modules()}
+    network = Network(model, frozen_blocks=1, blocks=TINY_BLOCKS)
+    model.train()
+    state = torch.get_rng_state()
+    network._views(torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert {name: (module, dict(module.__dict__)) for name, module in model.named_modules()} == modules
+
+
+def test_views_follow_later_changes_of_the_model() -> None:
+    model = TinyNet(drop=0.0).double()
+    network = Network(model, frozen_blocks=1, blocks=TINY_BLOCKS)
+    images = torch.randn(4, 3, 9, 9, dtype=torch.float64)
+    plain, _ = network.forward(images)
+    model.blocks[2].drop.p = 0.9  # a drop-rate schedule
+    dropped, tape = network.forward(images)
+    assert not torch.equal(plain, dropped)
+    late = dict(network.late_parameters())
+    torch.testing.assert_close(network.replay(late, tape), dropped, rtol=0, atol=0)
+    model.eval()
+    model.fc.weight = nn.Parameter(torch.zeros_like(model.fc.weight))  # a replaced parameter
+    assert network.head_parameters(network.late_parameters())[0] is model.fc.weight
+    features, _ = network.forward(images)
+    torch.testing.assert_close(network.head(features), model(images))
+
+
+def test_replay_and_passes_elsewhere_leave_running_statistics_alone() -> None:
+    model = TinyNet()
+    network = Network(model, frozen_blocks=1, blocks=TINY_BLOCKS)
+    images = torch.randn(4, 3, 9, 9)
+    _, tape = network.forward(images)
+    before = copy.deepcopy(model.state_dict())
+    late = dict(network.late_parameters())
+    network.replay(late, tape)
+    network.forward_at(late, images)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_passes_at_other_parameters_give_no_gradient_to_the_early_part() -> None:
+    model = TinyNet()
+    network = Network(model, frozen_blocks=2, blocks=TINY_BLOCKS)
+    point = {name: p.detach().clone().requires_grad_() for name, p in network.late_parameters().items()}
+    network.forward_at(point, torch.randn(4, 3, 9, 9)).sum().backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(value.grad is not None for name, value in point.items() if not name.startswith("fc"))
+
+
+class Overwriting(nn.Module):
+    """The late part changes the early part's output in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.fc = nn.Linear(12, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.b(self.a(x.flatten(1)).tanh_()))
+
+
+def test_outputs_that_are_overwritten_in_place_are_copied() -> None:
+    network = Network(Overwriting().double(), frozen_blocks=1)
+    features, tape = network.forward(torch.randn(2, 3, 2, 2, dtype=torch.float64))
+    late = {name: parameter.detach() for name, parameter in network.late_parameters().items()}
+    for _ in range(2):  # a replay does not spoil the tape either
+        torch.testing.assert_close(network.replay(late, tape), features.detach(), rtol=0, atol=0)
+    features.sum().backward()
+
+
+class Embedded(nn.Module):
+    """A bare parameter, in no block's name, that acts before the first block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.fc = nn.Linear(12, 12), nn.Linear(12, 6), nn.Linear(6, 3)
+        self.position = nn.Parameter(torch.ones(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.b(self.a(x.flatten(1) + self.position)))
+
+
+def test_parameters_that_act_on_early_outputs_become_early() -> None:
+    network = Network(Embedded(), frozen_blocks=1)
+    network.forward(torch.randn(2, 3, 2, 2))
+    assert set(network.late_parameters()) == {"b.weight", "b.bias", "fc.weight", "fc.bias"}
+
+
+class Repeated(nn.Module):
+    """An early module that is called twice, and one activation shared by both parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act, self.b, self.fc = nn.Linear(12, 12), nn.Dropout(0.5), nn.Linear(12, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.act(self.b(self.act(self.a(self.act(self.a(x.flatten(1))))))))
+
+
+def test_modules_called_more_than_once_replay_call_by_call() -> None:
+    network = Network(Repeated().double(), frozen_blocks=1)
+    features, tape = network.forward(torch.randn(4, 3, 2, 2, dtype=torch.float64))
+    late = {name: parameter.detach() for name, parameter in network.late_parameters().items()}
+    torch.testing.assert_close(network.replay(late, tape), features.detach(), rtol=0, atol=0)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.one, self.two = nn.Linear(12, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.body(x.flatten(1))
+        return self.one(features) + self.two(features)
+
+
+class ConvHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean((2, 3))
+
+
+def test_models_that_cannot_be_split_say_why() -> None:
+    with pytest.raises(ValueError, match="not an nn.Linear"):
+        Network(ConvHead())
+    with pytest.raises(ValueError, match="2 classifiers; the method needs a single linear head"):
+        Network(timm.create_model("deit_tiny_distilled_patch16_224"))
+    with pytest.raises(ValueError, match="not that of its linear layer 'two' alone"):
+        Network(TwoHeads()).forward(torch.randn(2, 3, 2, 2))
+    with pytest.raises(ValueError, match="'body' alone|should have shape"):
+        Network(TwoHeads(), head="body").forward(torch.randn(2, 3, 2, 2))
+    with pytest.raises(ValueError, match="the module 'nowhere' does not exist"):
+        Network(TwoHeads(), head="nowhere")
+    with pytest.raises(ValueError, match="the module 'conv' is a Conv2d"):
+        Network(ConvHead(), head="conv")
+    with pytest.raises(ValueError, match="no module 'blocks.9'"):
+        Network(TinyNet(), blocks=["blocks.9"])
+    with pytest.raises(ValueError, match="0 … 3, the number of blocks of TinyNet, not 4"):
+        Network(TinyNet(), frozen_blocks=4, blocks=TINY_BLOCKS)
+    with pytest.raises(ValueError, match="TorchScript"):
+        Network(torch.jit.trace(TinyNet().eval(), torch.randn(1, 3, 9, 9)))
+
+
+def test_wrapped_models_are_unwrapped() -> None:
+    model = TinyNet()
+    assert Network(torch.compile(model)).model is model
+    assert Network(nn.DataParallel(model)).model is model
