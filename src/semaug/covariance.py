@@ -54,6 +54,20 @@ def own_weight(weight: Tensor, labels: Tensor) -> Tensor:
     return labels.to(weight.dtype) @ weight if labels.is_floating_point() else weight[labels]
 
 
+def _centred(weight: Tensor) -> Tensor:
+    """The weight less its mean row, in fp32 at least: only differences count, and small ones cancel less."""
+    weight = widened(weight)
+    return weight - weight.mean(0)
+
+
+def _check_fit(weight: Tensor, labels: Tensor, samples: int, dimensions: int) -> None:
+    if (samples, dimensions) != (labels.shape[0], weight.shape[1]):
+        raise ValueError(
+            f"a covariance of {samples} samples in {dimensions} dimensions does not fit {labels.shape[0]} labels and "
+            f"a head of {weight.shape[1]} dimensions"
+        )
+
+
 def _without_own_class(quadratic: Tensor, labels: Tensor) -> Tensor:
     """Set the own-class column to exactly 0: its expansion cancels only up to rounding."""
     return quadratic if labels.is_floating_point() else quadratic.scatter(1, labels[:, None], 0.0)
@@ -79,8 +93,10 @@ class Diagonal:
 
     def quadratic(self, weight: Tensor, labels: Tensor) -> Tensor:
         """``s·w_j² − 2 (s ⊙ w̄)·w_j + s·w̄²``: two products of size N×D×C."""
+        _check_fit(weight, labels, *self.variance.shape)
         with full_precision(weight):
-            weight, variance = widened(weight), widened(self.variance)
+            weight = _centred(weight)
+            variance = self.variance.to(weight.dtype)
             own = own_weight(weight, labels)
             scaled = variance * own
             quadratic = variance @ weight.square().T - 2 * (scaled @ weight.T) + (scaled * own).sum(1, keepdim=True)
@@ -109,8 +125,10 @@ class LowRank:
 
     def quadratic(self, weight: Tensor, labels: Tensor) -> Tensor:
         """The diagonal's form plus ``Σ_r (u_r·w_j − u_r·w̄)²``: one product of size (N·rank)×D×C more."""
+        _check_fit(weight, labels, self.factors.shape[0], self.factors.shape[2])
         with full_precision(weight):
-            weight, factors = widened(weight), widened(self.factors)
+            weight = _centred(weight)
+            factors = self.factors.to(weight.dtype)
             along_own = torch.einsum("nrd,nd->nr", factors, own_weight(weight, labels))
             along_all = (factors.flatten(0, 1) @ weight.T).view(*factors.shape[:2], -1)
             spread = (along_all - along_own[..., None]).square().sum(1)
@@ -155,13 +173,15 @@ class Full:
 
     def quadratic(self, weight: Tensor, labels: Tensor) -> Tensor:
         """``w_jᵀΣw_j − 2 w̄ᵀΣw_j + w̄ᵀΣw̄``, one matrix in use at a time: C×D numbers held for each."""
+        samples = self.matrices.shape[0] if self.index is None else self.index.shape[0]
+        _check_fit(weight, labels, samples, self.matrices.shape[2])
         with full_precision(weight):
-            weight = widened(weight)
+            weight = _centred(weight)
             own = own_weight(weight, labels)
             quadratic = weight.new_zeros(own.shape[0], weight.shape[0])
             for matrix, members in self._groups():
-                mapped = weight @ widened(matrix)
-                own_mapped = own[members] @ widened(matrix)
+                mapped = weight @ matrix.to(weight.dtype)
+                own_mapped = own[members] @ matrix.to(weight.dtype)
                 rows = (mapped * weight).sum(1) - 2 * own_mapped @ weight.T
                 rows = rows + (own_mapped * own[members]).sum(1, keepdim=True)
                 quadratic = quadratic.index_copy(0, members, rows)
@@ -176,7 +196,7 @@ class Full:
             # The eigenvectors give a root of singular matrices too, where Cholesky's factorisation fails.
             values, vectors = torch.linalg.eigh(matrix)
             root = vectors * (strength * values.clamp_min(0)).sqrt()
-            moved[:, members] += noise[:, members] @ root.T
+            moved[:, members] += noise[:, members] @ root.T.to(noise.dtype)
         return moved
 
     def diagonal(self) -> Tensor:

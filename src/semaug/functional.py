@@ -24,8 +24,8 @@ def strength(step: float, total: float, maximum: float = 10.0, power: float = 1.
     """
     if total <= 0 or not 0 <= step <= total:
         raise ValueError(f"strength needs 0 ≤ step ≤ total and total > 0, not step {step} of {total}")
-    if not (math.isfinite(maximum) and maximum >= 0) or power < 0:
-        raise ValueError(f"strength needs a finite maximum ≥ 0 and power ≥ 0, not {maximum} and {power}")
+    if not (math.isfinite(maximum) and maximum >= 0 and math.isfinite(power) and power >= 0):
+        raise ValueError(f"strength needs a finite maximum ≥ 0 and a finite power ≥ 0, not {maximum} and {power}")
     return float((step / total) ** power * maximum)
 
 
@@ -79,10 +79,7 @@ def isda_loss(
     (The cross-entropy of the augmented logits with target p would *reward* variance along every class in p.)
     ``reduction`` is ``"mean"``, ``"sum"`` or ``"none"`` (one loss per sample, (N,)).
     """
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+    check_options(label_smoothing, reduction)
     if not labels.is_floating_point() and label_smoothing == 0:
         augmented = augmented_logits(features, labels, weight, bias, covariance, strength, validate=validate)
         return F.cross_entropy(augmented, labels, reduction=reduction)
@@ -94,6 +91,14 @@ def isda_loss(
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.mean()
+
+
+def check_options(label_smoothing: float, reduction: str) -> None:
+    """Raise ``ValueError`` for options that the loss does not know."""
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
 
 
 def check_inputs(
@@ -110,6 +115,8 @@ def check_inputs(
         raise ValueError(f"features must have shape (N, D), not {tuple(features.shape)}")
     if weight.ndim != 2 or weight.shape[1] != features.shape[1]:
         raise ValueError(f"the head's weight must have shape (C, {features.shape[1]}), not {tuple(weight.shape)}")
+    if not features.is_floating_point() or widened(features[:0]).dtype != widened(weight[:0]).dtype:
+        raise ValueError(f"features of {features.dtype} do not go with a head of {weight.dtype}")
     count, classes = features.shape[0], weight.shape[0]
     if bias is not None and bias.shape != (classes,):
         raise ValueError(f"the head's bias must have shape ({classes},), not {tuple(bias.shape)}")
@@ -119,12 +126,15 @@ def check_inputs(
         raise ValueError(f"labels as {kind} must have shape {expected}, not {tuple(labels.shape)}")
     if not labels.is_floating_point() and labels.dtype != torch.int64:
         raise ValueError(f"labels as class indices must be int64, not {labels.dtype}")
-    if not isinstance(strength, Tensor) and not (math.isfinite(strength) and strength >= 0):
+    if isinstance(strength, Tensor):
+        if strength.ndim:
+            raise ValueError(f"strength must be a single number, not a tensor of shape {tuple(strength.shape)}")
+    elif not (math.isfinite(strength) and strength >= 0):
         raise ValueError(f"strength must be a finite number ≥ 0, not {strength}")
     if validate and not torch.compiler.is_compiling():
         check_features(features)
         check_labels(labels, classes)
-        if isinstance(strength, Tensor) and not bool((strength.isfinite() & (strength >= 0)).all()):
+        if isinstance(strength, Tensor) and not bool(strength.isfinite() & (strength >= 0)):
             raise ValueError(f"strength must be finite and ≥ 0, not {strength}")
 
 
@@ -139,7 +149,8 @@ def check_labels(labels: Tensor, classes: int) -> None:
     """Raise ``ValueError`` where an index names no class or a row is not a distribution (reads the values)."""
     if labels.is_floating_point():
         sums = labels.double().sum(1)
-        if bool((labels < 0).any()) or not torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+        tolerance = 1e-3 if widened(labels).dtype == labels.dtype else 3e-2
+        if bool((labels < 0).any()) or not torch.allclose(sums, torch.ones_like(sums), atol=tolerance):
             raise ValueError("soft labels must be probabilities: not negative, and of sum 1 in each row")
     elif labels.numel() and not bool(((labels >= 0) & (labels < classes)).all()):
         raise ValueError(f"labels must lie in 0 … {classes - 1}, found {int(labels.min())} … {int(labels.max())}")

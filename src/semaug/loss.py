@@ -30,6 +30,7 @@ class ISDALoss(nn.Module):
         reduction: functional.Reduction = "mean",
     ) -> None:
         super().__init__()
+        functional.check_options(label_smoothing, reduction)
         self.covariance = ClassCovariance(num_classes, feature_dim, form)
         self.label_smoothing = label_smoothing
         self.reduction = reduction
@@ -38,6 +39,9 @@ class ISDALoss(nn.Module):
         """The loss of features (N, D) with class indices (N,) under the linear layer `head`, at strength λ."""
         if not isinstance(head, nn.Linear):
             raise ValueError(f"the head must be an nn.Linear, not a {type(head).__name__}")
+        expected = (self.covariance.num_classes, self.covariance.feature_dim)
+        if tuple(head.weight.shape) != expected:
+            raise ValueError(f"the loss was made for a head of shape {expected}, not {tuple(head.weight.shape)}")
         functional.check_inputs(features, labels, head.weight, head.bias, strength, validate=True)
         if self.training:
             self.covariance.update(features.detach(), labels)

@@ -11,6 +11,7 @@
 """
 
 import itertools
+import math
 from typing import Literal, cast
 
 import torch
@@ -37,8 +38,8 @@ class Constant(Source):
 
     def __init__(self, value: float = 0.5) -> None:
         super().__init__()
-        if value < 0:
-            raise ValueError(f"a constant variance must be ≥ 0, not {value}")
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"a constant variance must be a finite number ≥ 0, not {value}")
         self.value = value
 
     def forward(self, features: Tensor, labels: Tensor) -> Covariance:
@@ -106,6 +107,11 @@ class ClassCovariance(Source):
     def update(self, features: Tensor, labels: Tensor) -> None:
         if labels.is_floating_point():
             raise ValueError("class-wise statistics need class indices as labels, not probabilities")
+        if features.ndim != 2 or features.shape[1] != self.feature_dim or labels.shape != features.shape[:1]:
+            raise ValueError(
+                f"need features (N, {self.feature_dim}) and labels (N,), not {tuple(features.shape)} and "
+                f"{tuple(labels.shape)}"
+            )
         with full_precision(features):
             batch = class_statistics(features.to(self.mean.dtype), labels, self.num_classes, self.form == "full")
         for statistics in _of_all_processes(batch):
@@ -115,6 +121,10 @@ class ClassCovariance(Source):
     def merge(self, other: "ClassCovariance | Statistics") -> None:
         """Take in the samples that another estimate has seen (and this one has not)."""
         theirs = other if isinstance(other, tuple) else (other.count, other.mean, other.deviation)
+        if theirs[2].shape != self.deviation.shape:
+            raise ValueError(
+                f"statistics of shape {tuple(theirs[2].shape)} do not merge into {tuple(self.deviation.shape)}"
+            )
         merged = merge_statistics((self.count, self.mean, self.deviation), theirs)
         for buffer, value in zip((self.count, self.mean, self.deviation), merged, strict=True):
             buffer.copy_(value)
@@ -172,8 +182,8 @@ class CovNet(Source):
     """The paper's covariance network: ``Σ_i = diag(sigmoid(MLP(a_i)))``, by default one hidden layer of width D/4.
 
     ``rank`` > 0 adds ``rank`` learned directions, ``Σ_i = diag(s_i) + U_iᵀU_i``. With ``fixed_trace`` every Σ_i has
-    that mean variance and only its *shape* is learned: positive outputs are divided by their mean, and the last layer
-    starts at zero, so that training starts from ``fixed_trace·I``.
+    that mean variance and only its *shape* is learned: positive outputs are divided by their mean, and their layer
+    starts at zero, so that training without directions starts from ``fixed_trace·I``.
     """
 
     def __init__(
@@ -185,7 +195,7 @@ class CovNet(Source):
         fixed_trace: float | None = None,
     ) -> None:
         super().__init__()
-        if rank < 0 or (fixed_trace is not None and fixed_trace <= 0):
+        if rank < 0 or not (fixed_trace is None or (math.isfinite(fixed_trace) and fixed_trace > 0)):
             raise ValueError(f"rank must be ≥ 0 and fixed_trace positive, not {rank} and {fixed_trace}")
         self.feature_dim, self.rank, self.fixed_trace = feature_dim, rank, fixed_trace
         # Variances first, then the directions, which must not start at zero: the gradient of UᵀU vanishes there.
@@ -196,7 +206,7 @@ class CovNet(Source):
 
     def forward(self, features: Tensor, labels: Tensor) -> Covariance:
         output = self.layers(features).unflatten(1, (1 + self.rank, self.feature_dim))
-        variance = output[:, 0].sigmoid() if self.fixed_trace is None else F.softplus(output[:, 0])
+        variance = output[:, 0].sigmoid() if self.fixed_trace is None else F.softplus(output[:, 0]) + 1e-6
         if not self.rank:
             return Diagonal(self._scaled(variance, variance))
         factors = output[:, 1:].tanh() / self.rank**0.5

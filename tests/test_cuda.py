@@ -1,0 +1,91 @@
+"""What only a GPU can show: masks replayed from its own generator, mixed precision, no waiting for the host."""
+
+import copy
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+import semaug
+from semaug.metagrad import global_norm
+from semaug.network import Network
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def learner(
+    name: str, frozen: int, dtype: torch.dtype = torch.float32, drop: float = 0.2, **options: Any
+) -> semaug.LearnableAugmentation:
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=7, drop_rate=drop, drop_path_rate=drop).to("cuda", dtype)
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    covnet = semaug.CovNet(Network(model).feature_dim).to("cuda", dtype)
+    meta_optimizer = torch.optim.SGD(covnet.parameters(), lr=0.1)
+    return semaug.LearnableAugmentation(
+        model, optimizer, covnet, meta_optimizer, strength=3.0, frozen_blocks=frozen, **options
+    )
+
+
+def batch(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.randn(8, 3, 64, 64, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
+    return images, torch.randint(7, (8,), device="cuda")
+
+
+@pytest.mark.parametrize("frozen", [0, 2])
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+@pytest.mark.parametrize("name", ["resnet18", "efficientnet_b0"])
+def test_engines_agree_in_fp64_with_random_masks(name: str, order: str, frozen: int) -> None:
+    states = []
+    for engine in ("jvp", "double_backward"):
+        one = learner(name, frozen, torch.float64, order=order, engine=engine)
+        torch.manual_seed(1)
+        for _ in range(2):
+            one.step(*batch(torch.float64))
+        states.append({**one.network.model.state_dict(), **one.source.state_dict()})
+    torch.testing.assert_close(*states, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_follows_fp32(order: str, dtype: torch.dtype) -> None:
+    moves = []
+    for autocast in (None, dtype):
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10) if autocast == torch.float16 else None
+        # Without dropout: a GPU draws its masks in another order for tensors of another precision.
+        one = learner("resnet18", 4, drop=0.0, order=order, autocast=autocast, scaler=scaler)
+        start = copy.deepcopy(list(one.source.parameters()))
+        torch.manual_seed(1)
+        for _ in range(2):
+            metrics = one.step(*batch())
+        assert all(value.isfinite() for value in metrics.values())
+        moves.append(torch.cat([(b - a).flatten() for a, b in zip(start, one.source.parameters(), strict=True)]))
+    assert torch.cosine_similarity(moves[0], moves[1], dim=0) > 0.95
+
+
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+def test_a_step_does_not_wait_for_the_gpu(order: str) -> None:
+    one = learner("resnet18", 4, order=order, check_values=False, autocast=torch.bfloat16)
+    data = batch()
+    for _ in range(2):
+        one.step(*data)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        one.step(*data)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_transformers_with_fused_attention_agree_between_engines() -> None:
+    states = []
+    for engine in ("jvp", "double_backward"):
+        torch.manual_seed(0)
+        model = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=7).cuda()
+        one = semaug.LearnableAugmentation(model, torch.optim.AdamW(model.parameters(), lr=1e-3), engine=engine)
+        torch.manual_seed(1)
+        images, labels = batch()
+        one.step(images.contiguous(), labels)
+        states.append([parameter.detach().clone() for parameter in one.source.parameters()])
+    error = global_norm([a - b for a, b in zip(*states, strict=True)]) / global_norm(states[0])
+    assert error < 1e-5
