@@ -38,6 +38,7 @@ TRAITS: tuple[str, ...] = tuple(_COLOURS)
 VALUES: dict[str, tuple[str, ...]] = {trait: ("absent", *colours) for trait, colours in _COLOURS.items()}
 MAX_SPECIES: int = math.prod(len(values) for values in VALUES.values())
 SPLITS: tuple[str, ...] = ("train", "val", "test")
+VERSION = 1  # of the drawing: raised whenever the same arguments give another picture
 
 _CROWN_WORDS = ("", "Ruby_", "Russet_", "Amber_", "Golden_")
 _PLACE_WORDS = (

@@ -1,0 +1,96 @@
+"""The run directory: what training writes, and how a trained classifier is read back.
+
+config.json          all settings, the version, and the preprocessing
+classes.json         class names in the order of the outputs
+metrics.jsonl        one line per epoch; metrics.csv holds the same as a table
+checkpoints/last     to go on from; checkpoints/best: the best so far on the validation split
+model.safetensors    the trained weights: the best epoch's
+report.html          curves and pictures
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from semaug.data.images import Preprocessing
+from semaug.errors import UserError
+from semaug.models import build_model, read_weights
+
+FORMAT = 1  # of the run directory; raised when an older reader would misread it
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file such that readers, and a machine that fails, see the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_atomically(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The epochs' metrics of a run, in order."""
+    file = run / "metrics.jsonl"
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+@dataclass
+class Classifier:
+    """A trained network with all that is needed to use it."""
+
+    model: nn.Module
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+    name: str  # of the architecture
+    config: dict[str, Any]
+
+    @torch.inference_mode()
+    def probabilities(self, pixels: Tensor) -> Tensor:
+        """Class probabilities (N, C) of uint8 pixels (N, resize, resize, 3), see :class:`Preprocessing`."""
+        device = next(self.model.parameters()).device
+        inputs = self.preprocessing.evaluation_input(pixels.to(device, non_blocking=True))
+        return self.model(inputs).float().softmax(1).cpu()
+
+
+def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier:
+    """The trained classifier of a run directory, in evaluation mode."""
+    if not run.exists():
+        raise UserError(f"there is no run directory {run}")
+    if not (run / "config.json").is_file():
+        raise UserError(f"{run} is not a run directory: it has no config.json")
+    config, classes = read_json(run / "config.json"), read_json(run / "classes.json")
+    if config.get("format") != FORMAT:
+        raise UserError(f"{run} has format {config.get('format')}, and this version of semaug reads {FORMAT}")
+    if not (run / "model.safetensors").is_file():
+        raise UserError(f"{run} has no model.safetensors: its training has not finished; run the same command again")
+    preprocessing = Preprocessing(
+        **{k: tuple(v) if isinstance(v, list) else v for k, v in config["preprocessing"].items()}
+    )
+    model = build_model(config["model"], len(classes), preprocessing.crop)
+    model.load_state_dict(read_weights(run / "model.safetensors"))
+    return Classifier(model.to(device).eval(), tuple(classes), preprocessing, config["model"], config)
