@@ -74,7 +74,8 @@ class Classifier:
         """Class probabilities (N, C) of uint8 pixels (N, resize, resize, 3), see :class:`Preprocessing`."""
         device = next(self.model.parameters()).device
         inputs = self.preprocessing.evaluation_input(pixels.to(device, non_blocking=True))
-        return self.model(inputs).float().softmax(1).cpu()
+        logits: Tensor = self.model(inputs)
+        return logits.float().softmax(1).cpu()
 
 
 def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier:
@@ -88,9 +89,7 @@ def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier
         raise UserError(f"{run} has format {config.get('format')}, and this version of semaug reads {FORMAT}")
     if not (run / "model.safetensors").is_file():
         raise UserError(f"{run} has no model.safetensors: its training has not finished; run the same command again")
-    preprocessing = Preprocessing(
-        **{k: tuple(v) if isinstance(v, list) else v for k, v in config["preprocessing"].items()}
-    )
+    preprocessing = Preprocessing.from_json(config["preprocessing"])
     model = build_model(config["model"], len(classes), preprocessing.crop)
     model.load_state_dict(read_weights(run / "model.safetensors"))
     return Classifier(model.to(device).eval(), tuple(classes), preprocessing, config["model"], config)

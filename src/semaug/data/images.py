@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,11 @@ class Preprocessing:
             raise UserError(f"the crop ({self.crop} px) must not be larger than the resized image ({self.resize} px)")
         if self.shape not in ("squash", "aspect"):
             raise UserError(f"the shape must be 'squash' or 'aspect', not {self.shape!r}")
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Preprocessing":
+        """The settings that ``dataclasses.asdict`` gave, read back from JSON."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
     def pixels(self, image: Image.Image) -> npt.NDArray[np.uint8]:
         """The square of `resize` pixels that the cache keeps, (resize, resize, 3)."""
