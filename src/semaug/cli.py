@@ -1,0 +1,284 @@
+"""The command line: `semaug COMMAND --help` explains each command."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import tyro
+from rich.console import Console
+
+from semaug.errors import UserError
+from semaug.train import TrainConfig
+
+
+@dataclass(frozen=True)
+class Train(TrainConfig):
+    """Train a classifier of look-alike classes; with no option, on the embedded birds.
+
+    The run directory holds the settings, metrics, checkpoints, the trained model and a report. Running the same command
+    again goes on where a broken-off run stopped.
+    """
+
+    def run(self) -> None:
+        from semaug.report import write_report
+        from semaug.train import train
+
+        folder = train(self)
+        write_report([folder], folder / "report.html")
+        print(f"{folder}: model.safetensors, report.html")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure a trained model on a split of a data set: accuracy, calibration, and what it confuses."""
+
+    model: Annotated[Path, tyro.conf.Positional]
+    """A run directory, or an exported model."""
+    data: str | None = None
+    """Name of a data set or path; the data that the model was trained on if not given."""
+    data_root: Path | None = None
+    """Folder that holds the named data sets; $SEMAUG_DATA, or ./data, if not given."""
+    split: Literal["train", "val", "test"] | None = None
+    """The split to measure; "test" if there is one, else all images of a folder that has no splits."""
+    json: Path | None = None
+    """Write all figures to this file too."""
+    device: str | None = None
+    """cuda if there is one, else cpu."""
+    batch_size: int = 64
+    """Images per batch."""
+
+    def run(self) -> None:
+        from semaug.data.readers import read_data
+        from semaug.evaluate import evaluate
+        from semaug.progress import Progress
+        from semaug.runs import load_classifier, write_json
+
+        classifier = load_classifier(self.model, _device(self.device))
+        named = self.data or classifier.config.get("data")
+        if named is None:
+            raise UserError(f"{self.model} does not say what it was trained on; name the images with --data")
+        data = read_data(named, self.data_root or _path(classifier.config.get("data_root")))
+        split: str = self.split or ("test" if "test" in data.splits else next(iter(data.splits)))
+        if split not in data.splits:
+            raise UserError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}")
+        samples = data.splits[split]
+        with Progress().task(f"evaluating on {split}", len(samples)) as advance:
+            result = evaluate(classifier, samples, self.batch_size, advance, data_classes=data.classes)
+        if self.json is not None:
+            write_json(self.json, {"data": data.name, "split": split, **result.to_json()})
+        console = Console(highlight=False)
+        console.print(f"{self.model} on {data.name}, {split}", markup=False)
+        console.print(result.table())
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Classify images: files, folders, patterns, or a list of paths on standard input ("-")."""
+
+    model: Annotated[Path, tyro.conf.Positional]
+    """A run directory, or an exported model."""
+    images: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Image files, folders (searched through), patterns such as 'photos/*.jpg', or "-"."""
+    output: Path | None = None
+    """Write here instead of to standard output."""
+    format: Literal["csv", "jsonl"] = "csv"
+    """A table for spreadsheets, or one JSON object per line."""
+    top_k: int = 5
+    """How many classes to name for each image."""
+    device: str | None = None
+    """cuda if there is one, else cpu."""
+    batch_size: int = 64
+    """Images per batch."""
+
+    def run(self) -> None:
+        from semaug.predict import expand, predict, write
+        from semaug.runs import load_classifier
+
+        if not self.images:
+            raise UserError('name image files, folders or patterns, or "-" for a list on standard input')
+        classifier = load_classifier(self.model, _device(self.device))
+        predictions = predict(classifier, expand(self.images), self.top_k, self.batch_size)
+        destination = None if self.output == Path("-") else self.output
+        summary = write(predictions, destination, self.format)
+        failed = f", {summary.failed} could not be read" if summary.failed else ""
+        _tell(f"{summary.count} images{failed}, {summary.rate:.0f} images/s")
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a trained model for use elsewhere: safetensors, ONNX (checked against PyTorch) and a model card."""
+
+    model: Annotated[Path, tyro.conf.Positional]
+    """A run directory."""
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The folder to write."""
+    onnx: bool = True
+    """Write ONNX too; needs pip install 'semaug[onnx]'."""
+
+    def run(self) -> None:
+        from semaug.export import export
+        from semaug.runs import load_classifier, read_json
+
+        classifier = load_classifier(self.model)
+        measured = self.model / "evaluation.json"
+        report = export(
+            classifier, self.folder, self.onnx, evaluation=read_json(measured) if measured.is_file() else None
+        )
+        for file in report.files:
+            print(file)
+        if report.onnx_difference is not None:
+            _tell(f"ONNX and PyTorch differ by at most {report.onnx_difference:.1e}")
+
+
+@dataclass(frozen=True)
+class Check:
+    """Look through a data set: counts, sizes, unreadable and duplicate images, classes that differ between splits."""
+
+    data: Annotated[str, tyro.conf.Positional]
+    """Name of a data set, or path of a folder or table of images."""
+    data_root: Path | None = None
+    """Folder that holds the named data sets; $SEMAUG_DATA, or ./data, if not given."""
+    json: Path | None = None
+    """Write the whole report to this file."""
+    workers: int = 2
+    """Processes that read images."""
+
+    def run(self) -> None:
+        from semaug.data.check import check_data
+        from semaug.data.readers import read_data
+        from semaug.progress import Progress
+        from semaug.runs import write_atomically
+
+        data = read_data(self.data, self.data_root)
+        with Progress().task("reading images", sum(len(samples) for samples in data.splits.values())) as advance:
+            report = check_data(data, self.workers, advance)
+        print(f"{report.name}: {report.classes} classes")
+        for name, split in report.splits.items():
+            sizes = ""
+            if split.widths is not None and split.heights is not None:
+                sizes = f", sizes {split.widths.minimum:.0f}×{split.heights.minimum:.0f} to "
+                sizes += f"{split.widths.maximum:.0f}×{split.heights.maximum:.0f} px"
+            spread = ""
+            if split.per_class is not None:
+                spread = f", {split.per_class.minimum:.0f} to {split.per_class.maximum:.0f} of each"
+            print(f"  {name}: {split.images} images of {split.classes} classes{spread}{sizes}")
+        for problem in report.problems:
+            print(f"  ! {problem}")
+        if not report.problems:
+            print("  nothing to complain about")
+        if self.json is not None:
+            write_atomically(self.json, report.to_json().encode())
+
+
+@dataclass(frozen=True)
+class Data:
+    """Look at data sets."""
+
+    command: Annotated[Check, tyro.conf.subcommand("check")] | Annotated["Show", tyro.conf.subcommand("show")]
+
+    def run(self) -> None:
+        self.command.run()
+
+
+@dataclass(frozen=True)
+class Show:
+    """Name the data sets that are known by name, and where they are looked for."""
+
+    def run(self) -> None:
+        from semaug.data.readers import KNOWN
+
+        print("birds: procedural birds, embedded")
+        for name in KNOWN:
+            print(f"{name}: below $SEMAUG_DATA or ./data")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train by basic, ISDA and learnable on the embedded birds, compare them, and write a report with pictures."""
+
+    output: Path = Path("runs/demo")
+    """Folder of the three runs and the report."""
+    methods: tuple[str, ...] = ("basic", "isda", "learnable")
+    """Methods to compare."""
+    epochs: int = 15
+    """Epochs of each."""
+    seed: int = 0
+    """Seed of all random numbers."""
+
+    def run(self) -> None:
+        from semaug.demo import demo
+
+        demo(self.output, self.methods, self.epochs, self.seed)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one HTML page about a run, or comparing several."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run directories."""
+    output: Path = Path("report.html")
+    """The page to write."""
+
+    def run(self) -> None:
+        from semaug.report import write_report
+
+        if not self.runs:
+            raise UserError("name at least one run directory")
+        write_report(list(self.runs), self.output)
+        print(self.output)
+
+
+Command = (
+    Annotated[Demo, tyro.conf.subcommand("demo")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Predict, tyro.conf.subcommand("predict")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Data, tyro.conf.subcommand("data")]
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    description = "Fine-grained image recognition with learnable semantic data augmentation."
+    command: Any = tyro.cli(
+        cast(Any, Command),
+        prog="semaug",
+        description=description,
+        args=arguments,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+    try:
+        command.run()
+    except UserError as error:
+        _tell(f"semaug: {error}")
+        return 2
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        _tell("semaug: interrupted; the same command goes on where it stopped")
+        return 130
+    return 0
+
+
+def _tell(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def _device(name: str | None) -> str:
+    import torch
+
+    if name is not None and name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError("there is no CUDA device here; leave out --device or say --device cpu")
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _path(value: str | None) -> Path | None:
+    return None if value is None else Path(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,6 +10,7 @@ report.html          curves and pictures
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,20 +27,22 @@ FORMAT = 1  # of the run directory; raised when an older reader would misread it
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file such that readers, and a machine that fails, see the old content or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(unfinished, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_atomically(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:

@@ -46,7 +46,8 @@ class Preprocessing:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Preprocessing":
         """The settings that ``dataclasses.asdict`` gave, read back from JSON."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**fields)
 
     def pixels(self, image: Image.Image) -> npt.NDArray[np.uint8]:
         """The square of `resize` pixels that the cache keeps, (resize, resize, 3)."""
@@ -62,10 +63,11 @@ class Preprocessing:
     def evaluation_input(self, pixels: Tensor) -> Tensor:
         """Centre crops of uint8 (N, resize, resize, 3), normalised: (N, 3, crop, crop)."""
         start = (self.resize - self.crop) // 2
-        return self._normalised(pixels[:, start : start + self.crop, start : start + self.crop])
+        window = slice(start, start + self.crop)
+        return self.normalised(pixels[:, window, window].permute(0, 3, 1, 2))
 
-    def training_input(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Random crops, half of them flipped, of uint8 (N, resize, resize, 3): (N, 3, crop, crop).
+    def training_crops(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        """Random crops, half of them flipped, of uint8 (N, resize, resize, 3): uint8 (N, 3, crop, crop).
 
         The random numbers come from a CPU generator, so that they do not depend on the device.
         """
@@ -77,13 +79,13 @@ class Preprocessing:
         columns = corner[1, :, None] + torch.where(flip[:, None], along.flip(0), along)
         rows, columns = rows.to(pixels.device, non_blocking=True), columns.to(pixels.device, non_blocking=True)
         samples = torch.arange(count, device=pixels.device)
-        return self._normalised(pixels[samples[:, None, None], rows[:, :, None], columns[:, None, :]])
+        return pixels[samples[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
-    def _normalised(self, pixels: Tensor) -> Tensor:
-        mean = torch.tensor(self.mean, device=pixels.device) * 255
-        std = torch.tensor(self.std, device=pixels.device) * 255
-        # channels last in memory, as convolutions on a GPU like it
-        return ((pixels.float() - mean) / std).permute(0, 3, 1, 2)
+    def normalised(self, crops: Tensor) -> Tensor:
+        """uint8 (N, 3, crop, crop) as floats of about zero mean and unit variance; channels stay last in memory."""
+        mean = torch.tensor(self.mean, device=crops.device)[:, None, None] * 255
+        std = torch.tensor(self.std, device=crops.device)[:, None, None] * 255
+        return (crops.float() - mean) / std
 
 
 def decoded(

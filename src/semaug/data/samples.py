@@ -1,12 +1,13 @@
 """What a data set is to the rest of the library: classes, and splits of images with labels."""
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from semaug.data import birds
 from semaug.errors import UserError
@@ -43,9 +44,18 @@ def load_image(path: Path) -> Image.Image:
     """The image in a file, in RGB and turned upright; a :class:`UserError` if it cannot be read."""
     try:
         with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            image.load()
+            return _upright(image).convert("RGB")
+    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
         raise UserError(f"cannot read the image {path}: {error}") from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image turned as its EXIF data say; as it is where these are damaged."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except (OSError, SyntaxError, ValueError, struct.error):
+        return image
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,68 @@
+"""What a run tells: bars with rate and time left in a terminal, plain lines in a log."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+
+class Progress:
+    """Messages and progress of one run, on standard error, so that results can be piped."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self._started = time.monotonic()
+        self._epochs_seen = 0
+
+    def say(self, message: str) -> None:
+        self.console.print(message, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def task(self, name: str, total: int) -> Iterator[Callable[[int, int], None]]:
+        """Progress of something that may take long; yields a function to call with what is done and the total."""
+        if not self.console.is_terminal:
+            yield lambda done, total: None
+            return
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
+        started = time.monotonic()
+        with Bars(*columns, console=self.console, transient=True) as bars:
+            task = bars.add_task(name, total=total, rate="")
+
+            def advance(done: int, total: int) -> None:
+                rate = done / max(time.monotonic() - started, 1e-9)
+                bars.update(task, completed=done, total=total, rate=f"{rate:.0f}/s")
+
+            yield advance
+
+    def epoch(self, row: dict[str, Any], epochs: int) -> None:
+        """One line for an epoch's metrics, with the time that the remaining ones will take."""
+        self._epochs_seen += 1
+        per_epoch = (time.monotonic() - self._started) / self._epochs_seen
+        left = _duration(per_epoch * (epochs - row["epoch"]))
+        parts = [
+            f"epoch {row['epoch']}/{epochs}",
+            f"loss {row['train_loss']:.3f}",
+            f"train {100 * row['train_accuracy']:.1f} %",
+            f"val {100 * row['val_top1']:.1f} %",
+        ]
+        if row["strength"] > 0:
+            parts.append(f"λ {row['strength']:.2f}")
+        if "drift" in row:
+            parts.append(f"Σ {row['variance_mean']:.3f}, drift {row['drift']:.1e}")
+        self.say(" · ".join([*parts, f"{row['images_per_second']:.0f} images/s", f"{left} left"]))
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

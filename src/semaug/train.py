@@ -1,0 +1,447 @@
+"""The training loop: one for all methods."""
+
+import csv
+import io
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import semaug
+from semaug import checkpoint, methods
+from semaug.data.images import Preprocessing, decoded
+from semaug.data.readers import read_data, split_validation
+from semaug.data.samples import DataSet, Samples
+from semaug.errors import UserError
+from semaug.evaluate import evaluate
+from semaug.models import build_model, load_weights
+from semaug.progress import Progress
+from semaug.report.pictures import sample_pictures
+from semaug.runs import FORMAT, Classifier, read_json, write_atomically, write_json
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a classifier of look-alike classes."""
+
+    data: str = "birds"
+    """Name of a data set (birds, cub, aircraft, cars, nabirds, imagenet), or path of a folder or table of images."""
+    data_root: Path | None = None
+    """Folder that holds the named data sets; $SEMAUG_DATA, or ./data, if not given."""
+    download: bool = False
+    """Fetch a named data set that is not there, where its host still offers it."""
+    model: str | None = None
+    """timm name, or torchvision/NAME; resnet50 if not given (a small network of our own on the embedded birds)."""
+    weights: Path | None = None
+    """Weights to start from: a .safetensors file, or a .pth file (which is read without unpickling)."""
+    pretrained: bool | None = None
+    """Start from the library's ImageNet weights; yes if not given, except with --weights or on the embedded birds."""
+    method: methods.Method = "learnable"
+    """How to train."""
+    epochs: int | None = None
+    """100 as in the paper if not given; 15 on the embedded birds."""
+    output: Path | None = None
+    """The run directory; runs/DATA-MODEL-METHOD-SEED if not given. A run that was broken off there goes on."""
+    seed: int = 0
+    """Seed of all random numbers."""
+    resume: bool = True
+    """Go on with an unfinished run in the output directory; otherwise it is an error that there is one."""
+
+    augmentation: methods.Augmentation = field(default_factory=methods.Augmentation)
+
+    resize: int | None = None
+    """Side of the square that images are resized to: 600 as in the paper; 96 on the embedded birds."""
+    crop: int | None = None
+    """Side of the crop: 448 as in the paper; 88 on the embedded birds."""
+    shape: Literal["squash", "aspect"] = "squash"
+    """Resize both sides (the paper), or keep the aspect ratio and take the middle square."""
+
+    batch_size: int | None = None
+    """Images per update; a loaded batch holds two such halves. 64 as in the paper; 16 on the embedded birds."""
+    optimizer: Literal["sgd", "adamw"] | None = None
+    """Optimiser of the network: SGD as in the paper; AdamW on the embedded birds, from scratch."""
+    lr: float | None = None
+    """Learning rate of the network, with cosine decay to zero: 0.03 for SGD as in the paper, 0.005 for AdamW."""
+    momentum: float = 0.9
+    """Momentum (SGD)."""
+    weight_decay: float | None = None
+    """Weight decay of the network: 0 for SGD as in the paper, 0.05 for AdamW."""
+    warmup_epochs: float = 5.0
+    """Epochs over which the learning rate grows from zero (at most a tenth of all)."""
+    label_smoothing: float = 0.0
+    """Share of the label that goes to all classes alike."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient."""
+    ema: float | None = None
+    """Decay of a running average of the weights, which is then what is evaluated and kept (0.999, say)."""
+    patience: int | None = None
+    """Stop when the validation accuracy has not risen for this many epochs."""
+
+    val_fraction: float = 0.1
+    """Share of the training images held out to choose the best epoch, where the data has no validation split."""
+    val_per_class: int | None = None
+    """Hold out this many images of each class instead."""
+    select: Literal["val", "test"] = "val"
+    """Choose the best epoch on the validation split. "test" trains on all images and chooses on the test split, as
+    much published code does: the figure is then too good, and good for comparison with such figures only."""
+
+    device: str | None = None
+    """cuda if there is one, else cpu."""
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """bf16 on a GPU, fp32 on a CPU if not given."""
+    workers: int = 2
+    """Processes that decode images when the cache is built."""
+    cache: Path | None = Path("~/.cache/semaug")
+    """Folder of decoded images, shared by runs; --cache None keeps them in memory only."""
+    images_on: Literal["gpu", "ram"] | None = None
+    """Where decoded images lie during training: on the GPU if they take less than half of its memory."""
+
+    def filled(self) -> "TrainConfig":
+        """The same configuration with every default made explicit."""
+        embedded = self.data == "birds"
+        adamw = self.optimizer == "adamw" or (self.optimizer is None and embedded)
+        model = self.model or ("small" if embedded else "resnet50")
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        name = f"{Path(self.data).stem}-{model.replace('/', '-')}-{self.method}-{self.seed}"
+        defaults: dict[str, Any] = {
+            "model": model,
+            "pretrained": self.weights is None and not embedded,
+            "epochs": 15 if embedded else 100,
+            "resize": 96 if embedded else 600,
+            "crop": 88 if embedded else 448,
+            "batch_size": 16 if embedded else 64,
+            "optimizer": "adamw" if adamw else "sgd",
+            "lr": 0.005 if adamw else 0.03,
+            "weight_decay": 0.05 if adamw else 0.0,
+            "device": device,
+            "precision": "bf16" if device.startswith("cuda") else "fp32",
+            "output": Path("runs") / name,
+        }
+        missing = {key: value for key, value in defaults.items() if getattr(self, key) is None}
+        config = replace(self, **missing)
+        config._check()
+        return config
+
+    def _check(self) -> None:
+        for condition, message in (
+            (_given(self.epochs) < 1, f"--epochs must be at least 1, not {self.epochs}"),
+            (_given(self.batch_size) < 1, f"--batch-size must be at least 1, not {self.batch_size}"),
+            (not _given(self.lr) > 0, f"--lr must be positive, not {self.lr}"),
+            (not 0 < self.val_fraction < 1, f"--val-fraction must lie between 0 and 1, not {self.val_fraction}"),
+            (self.ema is not None and not 0 < self.ema < 1, f"--ema must lie between 0 and 1, not {self.ema}"),
+        ):
+            if condition:
+                raise UserError(message)
+        if str(self.device).startswith("cuda") and not torch.cuda.is_available():
+            raise UserError("there is no CUDA device here; leave out --device or say --device cpu")
+
+
+Value = TypeVar("Value")
+
+
+def _given(value: Value | None) -> Value:
+    """A setting that :meth:`TrainConfig.filled` has filled in."""
+    assert value is not None
+    return value
+
+
+def train(config: TrainConfig) -> Path:
+    """Train as configured, from the start or from where the run in the output directory stopped; returns the latter."""
+    return _Run(config.filled()).train()
+
+
+class _Run:
+    """One training run: its data, network, learner and files."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.folder, self.epochs, self.model_name = _given(config.output), _given(config.epochs), _given(config.model)
+        self.lr, self.batch_size = _given(config.lr), _given(config.batch_size)
+        self.device = torch.device(_given(config.device))
+        self.preprocessing = Preprocessing(_given(config.resize), _given(config.crop), config.shape)
+        self.progress = Progress()
+
+    def train(self) -> Path:
+        config, folder = self.config, self.folder
+        self._claim()
+        if (folder / "model.safetensors").is_file() and (folder / "evaluation.json").is_file():
+            self.progress.say(f"{folder} is complete; give another --output to train again")
+            return folder
+        data = read_data(config.data, config.data_root, download=config.download)
+        splits = _splits(data, config)
+        self._describe(data, splits)
+        torch.manual_seed(config.seed)
+        self.model = self._model(len(data.classes))
+        self.optimizer = _optimizer(self.model, config)
+        autocast = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[str(config.precision)]
+        self.scaler = GradScaler(self.device.type) if autocast == torch.float16 else None
+        self.learner = methods.make_learner(
+            config.method,
+            config.augmentation,
+            self.model,
+            self.optimizer,
+            label_smoothing=config.label_smoothing,
+            clip_norm=config.clip_norm,
+            autocast=autocast,
+            scaler=self.scaler,
+        )
+        self.average = _average(self.model, config.ema)
+        self.transforms = methods.image_transforms(config.method, len(data.classes))
+        pixels = self._decode(splits["train"], "train")
+        labels = torch.tensor(splits["train"].labels, device=self.device)
+        held_out = self._decode(splits["val"], "val"), torch.tensor(splits["val"].labels)
+
+        state = self._resume()
+        for epoch in range(state["epoch"], self.epochs):
+            started = time.perf_counter()
+            row = {"epoch": epoch + 1, **self._train_epoch(epoch, pixels, labels)}
+            row |= self._validate(*held_out)
+            row["seconds"] = round(time.perf_counter() - started, 3)
+            row["images_per_second"] = round(len(labels) / row["seconds"], 1)
+            state["metrics"].append(row)
+            state["epoch"] = epoch + 1
+            if row["val_top1"] > state["best"]:
+                state["best"], state["best_epoch"] = row["val_top1"], epoch + 1
+                checkpoint.save(folder / "checkpoints" / "best", {"model": self._evaluated().state_dict()})
+            self._save(state)
+            self.progress.epoch(row, self.epochs)
+            if config.patience is not None and epoch + 1 - state["best_epoch"] >= config.patience:
+                self.progress.say(f"no better validation accuracy for {config.patience} epochs: stopping")
+                break
+        self._finish(data, splits, state)
+        return folder
+
+    # -- setting up ---------------------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        """Make the run directory ours, or find that it already is; a run with other settings is left alone."""
+        settings = _settings(self.config)
+        file = self.folder / "config.json"
+        if not file.exists():
+            if self.folder.exists() and any(self.folder.iterdir()):
+                raise UserError(f"{self.folder} is not empty and holds no run; choose another --output")
+            started = datetime.now(UTC).isoformat(timespec="seconds")
+            header = {"format": FORMAT, "version": semaug.__version__, "started": started}
+            write_json(file, {**header, "preprocessing": asdict(self.preprocessing), **settings})
+            return
+        before = read_json(file)
+        if before.get("format") != FORMAT:
+            raise UserError(f"{self.folder} has format {before.get('format')}, and this version reads {FORMAT}")
+        changed = [k for k, v in _settings(self.config).items() if k not in _MAY_CHANGE and before.get(k) != v]
+        if changed:
+            was = ", ".join(f"{k} {before.get(k)} → {settings[k]}" for k in changed)
+            raise UserError(f"{self.folder} holds a run with other settings ({was}); choose another --output")
+        if not self.config.resume:
+            raise UserError(f"{self.folder} holds a run already; choose another --output, or leave out --no-resume")
+
+    def _describe(self, data: DataSet, splits: dict[str, Samples]) -> None:
+        write_json(self.folder / "classes.json", list(data.classes))
+        counts = ", ".join(f"{len(samples)} {name}" for name, samples in splits.items())
+        self.progress.say(f"{data.name}: {len(data.classes)} classes, {counts} images")
+        self.progress.say(f"{self.model_name} by {self.config.method}, {self.epochs} epochs, on {self.device}")
+
+    def _model(self, classes: int) -> nn.Module:
+        model = build_model(self.model_name, classes, self.preprocessing.crop, bool(self.config.pretrained))
+        if self.config.weights is not None:
+            self.progress.say(f"{self.config.weights}: {load_weights(model, self.config.weights)}")
+        model = model.to(self.device)
+        return model.to(memory_format=torch.channels_last) if self.device.type == "cuda" else model
+
+    def _decode(self, samples: Samples, split: str) -> Tensor:
+        cache = self.config.cache.expanduser() if self.config.cache is not None else None
+        with self.progress.task(f"decoding {split}", len(samples)) as advance:
+            pixels = decoded(samples, self.preprocessing, cache, self.config.workers, advance)
+        if self.device.type != "cuda" or self.config.images_on == "ram":
+            return pixels
+        if self.config.images_on is None and pixels.nbytes > torch.cuda.mem_get_info(self.device)[0] / 2:
+            return pixels
+        return pixels.to(self.device)
+
+    def _resume(self) -> dict[str, Any]:
+        state = checkpoint.load(self.folder / "checkpoints" / "last")
+        if state is None:
+            return {"epoch": 0, "metrics": [], "best": -1.0, "best_epoch": 0}
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.learner.load_state_dict(state["learner"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+        torch.set_rng_state(state["random"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_random"], self.device)
+        self.progress.say(f"going on after epoch {state['epoch']} of {self.epochs}")
+        return {key: state[key] for key in ("epoch", "metrics", "best", "best_epoch")}
+
+    # -- one epoch ----------------------------------------------------------------------------------------------------
+
+    def _train_epoch(self, epoch: int, pixels: Tensor, labels: Tensor) -> dict[str, float]:
+        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + epoch)
+        batches = list(_batches(len(labels), 2 * self.batch_size, generator))
+        self.learner.set_progress(epoch / self.epochs)
+        self.model.train()
+        sums: dict[str, Tensor] = {}
+        counts: dict[str, int] = {}
+        with self.progress.task(f"epoch {epoch + 1}/{self.epochs}", len(labels)) as advance:
+            seen = 0
+            for i, indices in enumerate(batches):
+                lr = self._set_learning_rates(epoch + i / len(batches))
+                images, targets = self._inputs(pixels, labels, indices, generator)
+                metrics = self.learner.step(images, targets)
+                if self.average is not None:
+                    self.average.update_parameters(self.model)
+                for name, value in metrics.items():
+                    sums[name] = sums.get(name, torch.zeros_like(value)) + value
+                    counts[name] = counts.get(name, 0) + 1
+                seen += len(indices)
+                advance(seen, len(labels))
+        means = {name: float(total) / counts[name] for name, total in sums.items()}
+        means["train_accuracy"] = means.pop("accuracy")
+        return {
+            "lr": lr,
+            "strength": self.learner.strength,
+            **{name: float(f"{value:.6g}") for name, value in means.items()},
+        }
+
+    def _inputs(
+        self, pixels: Tensor, labels: Tensor, indices: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        on_crops, on_images, on_batch = self.transforms
+        crops = self.preprocessing.training_crops(pixels[indices.to(pixels.device)].to(self.device), generator)
+        images = self.preprocessing.normalised(crops if on_crops is None else on_crops(crops))
+        targets = labels[indices.to(labels.device)]
+        if on_images is not None:
+            images = on_images(images)
+        return (images, targets) if on_batch is None else on_batch(images, targets)
+
+    def _set_learning_rates(self, epoch: float) -> float:
+        """Cosine decay after a linear warm-up, the same shape for f and CovNet."""
+        warmup = min(self.config.warmup_epochs, self.epochs / 10)
+        if epoch < warmup:
+            factor = (epoch + 1e-3) / warmup
+        else:
+            factor = 0.5 * (1 + math.cos(math.pi * (epoch - warmup) / (self.epochs - warmup)))
+        for optimizer, lr in (
+            (self.optimizer, self.lr),
+            (self.learner.meta_optimizer, self.config.augmentation.meta_lr),
+        ):
+            for group in optimizer.param_groups if optimizer is not None else ():
+                group["lr"] = lr * factor
+        return self.lr * factor
+
+    def _evaluated(self) -> nn.Module:
+        """The network that is evaluated and kept: the running average of the weights where there is one."""
+        return self.average.module if self.average is not None else self.model
+
+    @torch.inference_mode()
+    def _validate(self, pixels: Tensor, labels: Tensor) -> dict[str, float]:
+        model = self._evaluated().eval()
+        parts = []
+        for chunk in pixels.split(2 * self.batch_size):
+            inputs = self.preprocessing.evaluation_input(chunk.to(self.device))
+            with self.learner._autocast():
+                parts.append(model(inputs).float().cpu())
+        logits = torch.cat(parts)
+        loss = nn.functional.cross_entropy(logits, labels)
+        top1 = (logits.argmax(1) == labels).double().mean()
+        return {"val_top1": round(float(top1), 6), "val_loss": round(float(loss), 6)}
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def _save(self, state: dict[str, Any]) -> None:
+        content = {
+            **state,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "learner": self.learner.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "random": torch.get_rng_state(),
+            "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+        checkpoint.save(self.folder / "checkpoints" / "last", content)
+        _write_metrics(self.folder, state["metrics"])
+
+    def _finish(self, data: DataSet, splits: dict[str, Samples], state: dict[str, Any]) -> None:
+        best = checkpoint.load(self.folder / "checkpoints" / "best")
+        assert best is not None
+        model = self._evaluated()
+        model.load_state_dict(best["model"])
+        tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+        write_atomically(self.folder / "model.safetensors", safetensors_bytes(tensors))
+        split = "test" if "test" in splits else "val"
+        config = read_json(self.folder / "config.json")
+        classifier = Classifier(model.eval(), data.classes, self.preprocessing, self.model_name, config)
+        with self.progress.task(f"evaluating on {split}", len(splits[split])) as advance:
+            result = evaluate(classifier, splits[split], progress=advance)
+        write_json(self.folder / "samples.json", sample_pictures(classifier, splits[split], self.config.seed))
+        header = {"split": split, "best_epoch": state["best_epoch"]}
+        write_json(self.folder / "evaluation.json", {**header, **result.to_json()})
+        self.progress.say(
+            f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {state['best_epoch']} by validation)"
+        )
+
+
+_MAY_CHANGE = {"workers", "cache", "device", "images_on", "resume", "output", "data_root", "download"}
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as JSON would give it back."""
+    settings: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
+    return settings
+
+
+def _splits(data: DataSet, config: TrainConfig) -> dict[str, Samples]:
+    """The data's splits, with a validation split of the training images where there is none."""
+    splits = dict(data.splits)
+    if config.select == "test":
+        if "test" not in splits:
+            raise UserError(f"{data.name} has no test split to select on")
+        return {"train": splits["train"], "val": splits["test"], "test": splits["test"]}
+    if "val" not in splits:
+        splits["train"], splits["val"] = split_validation(
+            splits["train"], config.val_per_class, config.val_fraction, config.seed
+        )
+    return {name: splits[name] for name in ("train", "val", "test") if name in splits}
+
+
+def _optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    lr, decay = _given(config.lr), _given(config.weight_decay)
+    if config.optimizer == "adamw":
+        return AdamW(parameters, lr=lr, weight_decay=decay)
+    return SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=decay)
+
+
+def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:
+    if decay is None:
+        return None
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+
+
+def _batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Every index once, in random order, in batches of about `size` that differ by at most one image."""
+    yield from torch.randperm(count, generator=generator).tensor_split(math.ceil(count / size))
+
+
+def _write_metrics(folder: Path, metrics: list[dict[str, Any]]) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in metrics)
+    write_atomically(folder / "metrics.jsonl", lines.encode())
+    names = list(dict.fromkeys(name for row in metrics for name in row))
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, names)
+    writer.writeheader()
+    writer.writerows(metrics)
+    write_atomically(folder / "metrics.csv", table.getvalue().encode())

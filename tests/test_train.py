@@ -1,0 +1,167 @@
+"""Training through its one function: every method, resuming, and what is written."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from photos import photo_folder
+from semaug import progress
+from semaug.errors import UserError
+from semaug.methods import METHODS, Augmentation
+from semaug.runs import load_classifier, read_json, read_metrics
+from semaug.train import TrainConfig, train
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_folder(tmp_path_factory.mktemp("photos"))
+
+
+def config(photos: Path, output: Path, **options: Any) -> TrainConfig:
+    settings: dict[str, Any] = {
+        "model": "small",
+        "pretrained": False,
+        "epochs": 3,
+        "resize": 40,
+        "crop": 32,
+        "batch_size": 4,
+        "val_per_class": 2,
+        "workers": 0,
+        "cache": None,
+        "lr": 0.02,
+    }
+    return TrainConfig(data=str(photos), output=output, **{**settings, **options})
+
+
+@pytest.mark.parametrize("model", ["resnet18", "mobilenetv2_100", "vit_tiny_patch16_224"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_every_kind_of_network(photos: Path, tmp_path: Path, method: Any, model: str) -> None:
+    run = train(config(photos, tmp_path / "run", method=method, model=model, epochs=2))
+    rows = read_metrics(run)
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert all(0 <= row["val_top1"] <= 1 and row["train_loss"] > 0 for row in rows)
+    assert (rows[1]["strength"] > 0) == (method in ("constant", "isda", "joint", "learnable"))
+    assert ("meta_loss" in rows[1]) == (method == "learnable")
+    result = read_json(run / "evaluation.json")
+    assert (result["split"], result["count"]) == ("test", 12)
+    assert load_classifier(run).classes == tuple(read_json(run / "classes.json"))
+
+
+def test_the_run_directory_holds_what_it_promises(photos: Path, tmp_path: Path) -> None:
+    run = train(config(photos, tmp_path / "run", method="learnable"))
+    settings = read_json(run / "config.json")
+    assert settings["model"] == "small"
+    assert settings["augmentation"]["strength"] == 10.0
+    assert settings["preprocessing"]["crop"] == 32
+    with open(run / "metrics.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    rows = read_metrics(run)
+    assert [float(row["train_loss"]) for row in table] == [row["train_loss"] for row in rows]
+    weights = load_file(run / "model.safetensors")
+    assert set(weights) == set(load_classifier(run).model.state_dict()), "CovNet is no part of the model"
+    assert {"image", "true", "predicted"} <= set(read_json(run / "samples.json")[0])
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(photos: Path, tmp_path: Path) -> None:
+    runs = [train(config(photos, tmp_path / name, seed=seed)) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
+    weights = [load_file(run / "model.safetensors") for run in runs]
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+    assert not torch.equal(weights[0]["head.weight"], weights[2]["head.weight"])
+
+
+@pytest.mark.parametrize("options", [{}, {"augmentation": Augmentation(order="pipelined")}, {"ema": 0.9}])
+def test_a_broken_off_run_goes_on_to_the_same_end(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    whole = train(config(photos, tmp_path / "whole", **options))
+    broken = config(photos, tmp_path / "broken", **options)
+    original = progress.Progress.epoch
+
+    def stop_after_two(self: progress.Progress, row: dict[str, Any], epochs: int) -> None:
+        if row["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(progress.Progress, "epoch", stop_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        train(broken)
+    assert not (tmp_path / "broken" / "model.safetensors").exists()
+    monkeypatch.setattr(progress.Progress, "epoch", original)
+    resumed = train(broken)
+    torch.testing.assert_close(
+        load_file(whole / "model.safetensors"), load_file(resumed / "model.safetensors"), rtol=0, atol=0
+    )
+    timed = ("seconds", "images_per_second")
+    assert [{k: v for k, v in row.items() if k not in timed} for row in read_metrics(whole)] == [
+        {k: v for k, v in row.items() if k not in timed} for row in read_metrics(resumed)
+    ]
+
+
+def test_a_complete_run_is_left_alone_and_other_settings_are_refused(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = config(photos, tmp_path / "run", epochs=1)
+    run = train(first)
+    before = (run / "model.safetensors").read_bytes()
+    train(first)
+    assert "is complete" in capsys.readouterr().err
+    with pytest.raises(UserError, match="other settings \\(seed 0 → 5\\)"):
+        train(replace(first, seed=5))
+    with pytest.raises(UserError, match="holds a run already"):
+        train(replace(first, resume=False))
+    assert (run / "model.safetensors").read_bytes() == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("precious")
+    with pytest.raises(UserError, match="not empty and holds no run"):
+        train(replace(first, output=tmp_path / "other"))
+
+
+def test_the_test_split_is_used_for_selection_only_by_name(photos: Path, tmp_path: Path) -> None:
+    run = train(config(photos, tmp_path / "run", epochs=1, select="test"))
+    assert read_json(run / "config.json")["select"] == "test"
+    assert read_json(run / "evaluation.json")["top1"] == pytest.approx(read_metrics(run)[0]["val_top1"], abs=1e-5)
+
+
+def test_patience_stops_early(photos: Path, tmp_path: Path) -> None:
+    run = train(config(photos, tmp_path / "run", epochs=30, patience=1, lr=1e-9))
+    assert len(read_metrics(run)) < 30
+
+
+def test_weights_from_a_file_are_loaded_and_the_head_adapted(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(config(photos, tmp_path / "first", epochs=1))
+    four = photo_folder(tmp_path / "four", species=4)
+    train(config(four, tmp_path / "second", epochs=1, weights=run / "model.safetensors"))
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert "tensors loaded" in told
+    assert "head.weight" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "resnet5O"}, "unknown model 'resnet5O'; did you mean"),
+        ({"data": "nowhere/at/all"}, "neither an existing path nor the name of a data set"),
+        ({"weights": Path("nowhere.pth")}, "no weights file"),
+        ({"crop": 64}, "must not be larger than the resized image"),
+        ({"epochs": 0}, "--epochs must be at least 1"),
+        ({"lr": -1.0}, "--lr must be positive"),
+        ({"val_fraction": 1.5}, "--val-fraction must lie between 0 and 1"),
+        ({"augmentation": Augmentation(frozen_blocks=99)}, "frozen_blocks must lie in"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(photos: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((UserError, ValueError), match=message):
+        train(replace(config(photos, tmp_path / "run"), **options))
+
+
+def test_metrics_are_plain_json(photos: Path, tmp_path: Path) -> None:
+    run = train(config(photos, tmp_path / "run", epochs=1))
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        assert all(isinstance(value, int | float) for value in json.loads(line).values())
