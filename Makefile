@@ -3,13 +3,20 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint bench theorem clean
+.PHONY: demo test chromium lint bench theorem clean
 
 demo: $(READY)
 	$(BIN)/semaug demo
 
-test: $(READY)
+test: $(READY) chromium
 	$(BIN)/python -m pytest -n auto --cov=semaug --cov-report=term:skip-covered
+
+# Some tests look at the report in a real browser; without one they are skipped.
+chromium:
+	@command -v chromium >/dev/null || { \
+	  echo "chromium is missing: trying to install it for the tests of the report"; \
+	  { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } >/dev/null 2>&1 \
+	  || echo "chromium could not be installed: the browser tests will be skipped"; }
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -42,7 +42,8 @@ def config(photos: Path, output: Path, **options: Any) -> TrainConfig:
 @pytest.mark.parametrize("model", ["resnet18", "mobilenetv2_100", "vit_tiny_patch16_224"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_every_kind_of_network(photos: Path, tmp_path: Path, method: Any, model: str) -> None:
-    run = train(config(photos, tmp_path / "run", method=method, model=model, epochs=2))
+    # BatchNorm over three images of one pixel, deep inside, has enormous gradients: hence the clipping.
+    run = train(config(photos, tmp_path / "run", method=method, model=model, epochs=2, lr=0.001, clip_norm=1.0))
     rows = read_metrics(run)
     assert [row["epoch"] for row in rows] == [1, 2]
     assert all(0 <= row["val_top1"] <= 1 and row["train_loss"] > 0 for row in rows)
@@ -157,8 +158,13 @@ def test_weights_from_a_file_are_loaded_and_the_head_adapted(
     ],
 )
 def test_mistakes_are_told_in_one_sentence(photos: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises((UserError, ValueError), match=message):
+    with pytest.raises(UserError, match=message):
         train(replace(config(photos, tmp_path / "run"), **options))
+
+
+def test_divergence_is_told_with_advice(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="training broke down in epoch .* try a smaller --lr"):
+        train(config(photos, tmp_path / "run", lr=1e30, optimizer="sgd", epochs=10))
 
 
 def test_metrics_are_plain_json(photos: Path, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ Both are exact; they agree to rounding.
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -124,7 +124,7 @@ def _features_tangent(problem: TrainProblem, direction: Mapping[str, Tensor]) ->
     scale = global_norm([problem.parameters[n] for n in names]) / global_norm([direction[n] for n in names]).clamp_min(
         1e-30
     )
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), dual_level():
+    with _quiet_first_time(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), dual_level():
         dual = {name: make_dual(problem.parameters[name].detach(), direction[name] * scale) for name in names}
         tangent: Tensor | None = unpack_dual(problem.features_at(dual)).tangent
         if tangent is None:
@@ -133,6 +133,22 @@ def _features_tangent(problem: TrainProblem, direction: Mapping[str, Tensor]) ->
                 "inside it); use engine='double_backward'"
             )
         return tangent.to(problem.features.dtype) / scale.to(problem.features.dtype)
+
+
+_formulas_loaded = False
+
+
+@contextmanager
+def _quiet_first_time() -> Iterator[None]:
+    """Hide torch's warning about itself: its forward mode first compiles formulas by a means that it deprecates."""
+    global _formulas_loaded
+    if _formulas_loaded:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=FutureWarning)
+        yield
+    _formulas_loaded = True
 
 
 def double_backward(

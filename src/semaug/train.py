@@ -186,16 +186,19 @@ class _Run:
         self.optimizer = _optimizer(self.model, config)
         autocast = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[str(config.precision)]
         self.scaler = GradScaler(self.device.type) if autocast == torch.float16 else None
-        self.learner = methods.make_learner(
-            config.method,
-            config.augmentation,
-            self.model,
-            self.optimizer,
-            label_smoothing=config.label_smoothing,
-            clip_norm=config.clip_norm,
-            autocast=autocast,
-            scaler=self.scaler,
-        )
+        try:
+            self.learner = methods.make_learner(
+                config.method,
+                config.augmentation,
+                self.model,
+                self.optimizer,
+                label_smoothing=config.label_smoothing,
+                clip_norm=config.clip_norm,
+                autocast=autocast,
+                scaler=self.scaler,
+            )
+        except ValueError as error:  # a network that cannot be split, or settings out of range
+            raise UserError(str(error)) from error
         self.average = _average(self.model, config.ema)
         self.transforms = methods.image_transforms(config.method, len(data.classes))
         pixels = self._decode(splits["train"], "train")
@@ -299,7 +302,13 @@ class _Run:
             for i, indices in enumerate(batches):
                 lr = self._set_learning_rates(epoch + i / len(batches))
                 images, targets = self._inputs(pixels, labels, indices, generator)
-                metrics = self.learner.step(images, targets)
+                try:
+                    metrics = self.learner.step(images, targets)
+                except ValueError as error:  # NaN or infinite features
+                    raise UserError(
+                        f"training broke down in epoch {epoch + 1}, step {i + 1} of {len(batches)} ({error}); what was "
+                        "saved after the last epoch is kept; try a smaller --lr, --clip-norm 5 or a smaller --strength"
+                    ) from error
                 if self.average is not None:
                     self.average.update_parameters(self.model)
                 for name, value in metrics.items():
