@@ -172,25 +172,33 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Data:
-    """Look at data sets."""
+class Destruction:
+    """Measure on the embedded birds how often an image-level augmentation destroys the only cue of a species."""
 
-    command: Annotated[Check, tyro.conf.subcommand("check")] | Annotated["Show", tyro.conf.subcommand("show")]
+    num_species: int = 20
+    """Number of species."""
+    per_species: int = 20
+    """Images of each."""
+    seed: int = 0
+    """Seed of all random numbers."""
 
     def run(self) -> None:
-        self.command.run()
+        from semaug.data.destruction import measure
+
+        for row in measure(self.num_species, self.per_species, self.seed):
+            print(f"{row.name:28s} {100 * row.share:5.1f} % ± {100 * row.standard_error:.1f}   {row.how}")
 
 
 @dataclass(frozen=True)
-class Show:
-    """Name the data sets that are known by name, and where they are looked for."""
+class Data:
+    """Look at data sets."""
+
+    command: (
+        Annotated[Check, tyro.conf.subcommand("check")] | Annotated[Destruction, tyro.conf.subcommand("destruction")]
+    )
 
     def run(self) -> None:
-        from semaug.data.readers import KNOWN
-
-        print("birds: procedural birds, embedded")
-        for name in KNOWN:
-            print(f"{name}: below $SEMAUG_DATA or ./data")
+        self.command.run()
 
 
 @dataclass(frozen=True)
