@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 
 from photos import photo_folder
 from semaug import progress
+from semaug.config import TrainConfig
 from semaug.errors import UserError
 from semaug.methods import METHODS, Augmentation
 from semaug.runs import load_classifier, read_json, read_metrics
-from semaug.train import TrainConfig, train
+from semaug.train import train
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, cast
 import tyro
 from rich.console import Console
 
+from semaug.config import TrainConfig
 from semaug.errors import UserError
-from semaug.train import TrainConfig
 
 
 @dataclass(frozen=True)

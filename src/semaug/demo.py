@@ -7,11 +7,12 @@ from typing import cast
 from rich.console import Console
 from rich.table import Table
 
+from semaug.config import TrainConfig
 from semaug.errors import UserError
 from semaug.methods import METHODS, Augmentation, Method
 from semaug.report import write_report
 from semaug.runs import read_json, read_metrics
-from semaug.train import TrainConfig, train
+from semaug.train import train
 
 
 def demo(output: Path, methods: Sequence[str], epochs: int, seed: int) -> None:

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from semaug.blocks import find_head
 from semaug.data import birds
 from semaug.errors import UserError
-from semaug.network import find_head
 from semaug.runs import FORMAT, Classifier, write_atomically, write_json
 
 ONNX_TOLERANCE = 1e-4  # of the largest logit, and at least of 1

@@ -95,7 +95,7 @@ def _build_timm(name: str, num_classes: int, crop: int, pretrained: bool) -> nn.
 def _build_torchvision(name: str, num_classes: int, crop: int, pretrained: bool) -> nn.Module:
     import torchvision
 
-    from semaug.network import find_head
+    from semaug.blocks import find_head
 
     options: dict[str, Any] = {"image_size": crop} if name.startswith("vit_") and not pretrained else {}
     model: nn.Module = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None, **options)

@@ -1,0 +1,143 @@
+"""Views of a model: shallow copies of its module tree that keep or play back what early modules put out.
+
+A view shares the model's parameters, and nothing of the model is changed. It is kept in step with the model, so that a
+drop rate or a mode that the owner changes later holds in the view too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils import _pytree as pytree
+
+RandomState = tuple[Tensor, Tensor | None]
+
+
+def random_state(device: torch.device) -> RandomState:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def set_random_state(state: RandomState, device: torch.device) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)
+
+
+@dataclass
+class Tape:
+    """What one forward pass leaves for playing its late part again: images, early outputs, random-number states."""
+
+    images: Tensor
+    random_state: RandomState
+    outputs: dict[str, list[tuple[Any, RandomState]]] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, images: Tensor) -> "Tape":
+        return cls(images.detach(), random_state(images.device))
+
+    def record(self, early: "Early", output: Any) -> None:
+        """Keep an early module's output, and the random numbers to come, for each of its calls in order."""
+        kept = pytree.tree_map_only(Tensor, early.to_keep, output)
+        self.outputs.setdefault(early.name, []).append((kept, random_state(self.images.device)))
+
+    def play(self, early: "Early", call: int) -> Any:
+        output, state = self.outputs[early.name][call]
+        set_random_state(state, self.images.device)
+        return pytree.tree_map_only(Tensor, torch.clone, output) if early.overwritten else output
+
+
+class Early(nn.Module):
+    """Stands for an early module in a view: runs it, keeping its output on a tape, or plays the output back."""
+
+    def __init__(self, name: str, inner: nn.Module) -> None:
+        super().__init__()
+        self.name, self.inner = name, inner
+        self.needed = True  # by the late part; otherwise only the shape of the output is kept
+        self.overwritten = False  # in place, by what follows: then the tape needs a copy
+        self.recording: Tape | None = None
+        self.playing: Tape | None = None
+        self.calls = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.playing is not None:
+            self.calls += 1
+            return self.playing.play(self, self.calls - 1)
+        if self.recording is None:  # a pass at other late parameters, for whose gradient this part is a constant
+            with torch.no_grad():
+                return self.inner(*args, **kwargs)
+        output = self.inner(*args, **kwargs)
+        self.recording.record(self, output)
+        return output
+
+    def to_keep(self, tensor: Tensor) -> Tensor:
+        if not self.needed:
+            return tensor.new_zeros(()).expand(tensor.shape)
+        return tensor.detach().clone() if self.overwritten else tensor.detach()
+
+
+@dataclass
+class Probe(Tape):
+    """A tape that keeps early outputs with their graph and version, to see what becomes of them."""
+
+    tensors: list[tuple[Early, Tensor, int]] = field(default_factory=list)
+
+    def record(self, early: Early, output: Any) -> None:
+        for leaf in pytree.tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                self.tensors.append((early, leaf, leaf._version))
+        super().record(early, output)
+
+
+class View:
+    """A shallow copy of a module tree, kept in step with it, with some modules replaced.
+
+    A view that `tracks` shares the buffers, so that BatchNorm's running statistics move. In one that does not,
+    BatchNorm in training mode has none to move (it normalises by the batch all the same).
+    """
+
+    def __init__(self, model: nn.Module, replace: Callable[[str, nn.Module], nn.Module | None], tracks: bool) -> None:
+        self.tracks = tracks
+        self.pairs: list[tuple[nn.Module, nn.Module]] = []
+        self.early: list[Early] = []
+        self.root = self._copy(model, "", replace, {})
+        self.refresh()
+
+    def _copy(
+        self,
+        module: nn.Module,
+        name: str,
+        replace: Callable[[str, nn.Module], nn.Module | None],
+        seen: dict[nn.Module, nn.Module],
+    ) -> nn.Module:
+        if module in seen:
+            return seen[module]
+        twin: nn.Module = module.__class__.__new__(module.__class__)
+        twin.__dict__.update(module.__dict__)
+        seen[module] = twin
+        self.pairs.append((module, twin))
+        twin.__dict__["_modules"] = {
+            key: None if child is None else self._copy(child, f"{name}.{key}" if name else key, replace, seen)
+            for key, child in module._modules.items()
+        }
+        replacement = replace(name, twin)
+        if replacement is None:
+            return twin
+        if isinstance(replacement, Early):
+            self.early.append(replacement)
+        seen[module] = replacement
+        return replacement
+
+    def refresh(self) -> None:
+        """Take over what the owner has changed since: train or eval mode, drop rates, replaced parameters."""
+        for module, twin in self.pairs:
+            children = twin.__dict__["_modules"]
+            twin.__dict__.update(module.__dict__)
+            twin.__dict__["_modules"] = children
+            twin.__dict__["_compiled_call_impl"] = None
+            if not self.tracks:
+                twin.__dict__["_parameters"] = dict(module._parameters)
+                if isinstance(module, _NormBase) and module.training:
+                    twin.__dict__["_buffers"] = dict.fromkeys(module._buffers)
