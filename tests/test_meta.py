@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 import semaug
 from algorithm1 import Literal
+from semaug.meta import Part
 from semaug.network import Network
 from tiny import TINY_BLOCKS, TinyNet, batches
 
@@ -145,10 +146,11 @@ def test_pseudo_update_touches_neither_parameters_nor_optimiser() -> None:
     learner, _ = pair(1, "paper", {"momentum": 0.9})
     images, labels = batches(1)[0]
     learner.step(images, labels)
-    features, tape = learner.network.forward(images[:4])
+    parts = [Part(images[:4], labels[:4])]
+    learner._first_pass(parts[0])
     before = copy.deepcopy((learner.network.model.state_dict(), learner.optimizer.state_dict()))
-    pseudo = learner.pseudo_update(features, labels[:4])
-    learner.meta_update(features, tape, labels[:4], pseudo, images[4:], labels[4:])
+    pseudo = learner.pseudo_update(parts)
+    learner.meta_update(parts, pseudo, [Part(images[4:], labels[4:])])
     after = (learner.network.model.state_dict(), learner.optimizer.state_dict())
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
@@ -381,6 +383,7 @@ def test_bad_values_are_refused_before_any_parameter_changes() -> None:
         ({"order": "random"}, "order must be"),
         ({"engine": "magic"}, "engine must be"),
         ({"interval": 0}, "interval must be"),
+        ({"micro_batch": 0}, "micro_batch must be"),
         ({"strength": -1.0}, "maximum ≥ 0"),
         ({"frozen_blocks": 99}, r"frozen_blocks must lie in 0 … \d+"),
     ],
@@ -427,3 +430,69 @@ def test_an_overflow_in_fp16_leaves_the_step_out() -> None:
     learner.step(images.float(), labels)
     torch.testing.assert_close([*model.parameters(), *covnet.parameters()], before, rtol=0, atol=0)
     assert scaler.get_scale() < 2.0**40
+
+
+class GroupNormNet(TinyNet):
+    """Without BatchNorm, so that images do not see each other and a batch may be cut."""
+
+    def __init__(self) -> None:
+        super().__init__(drop=0.0)
+        for module in list(self.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, nn.BatchNorm2d):
+                    setattr(module, name, nn.GroupNorm(2, child.num_features))
+
+
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+@pytest.mark.parametrize(("micro_batch", "size"), [(2, 8), (1, 6), (3, 14)])
+@pytest.mark.parametrize("method", [semaug.LearnableAugmentation, semaug.JointAugmentation])
+def test_micro_batches_give_the_same_training(method: Any, order: str, micro_batch: int, size: int) -> None:
+    states, metrics = [], []
+    for pieces in (None, micro_batch):
+        torch.manual_seed(0)
+        model, covnet = GroupNormNet().double(), semaug.CovNet(6).double()
+        learner = method(
+            Network(model, frozen_blocks=1, blocks=TINY_BLOCKS),
+            torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, nesterov=True),
+            covnet,
+            torch.optim.SGD(covnet.parameters(), lr=3.0),
+            strength=4.0,
+            order=order,
+            clip_norm=1.0,
+            micro_batch=pieces,
+        )
+        for images, labels in batches(5, size=size):
+            metrics.append(learner.step(images, labels))
+        states.append({**model.state_dict(), **covnet.state_dict()})
+    torch.testing.assert_close(*states, rtol=1e-9, atol=1e-11)
+    for name in ("train_loss", "accuracy", "variance_mean"):
+        torch.testing.assert_close(metrics[4][name], metrics[9][name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("order", "same"),
+    [
+        # In each half step two micro-batches go: first, on the meta half, forward-mode, real.
+        ("paper", [(0, 4), (1, 5), (0, 6), (1, 7), (8, 12), (9, 13), (8, 14), (9, 15)]),
+        # First, forward-mode (on the half batch before), real.
+        ("pipelined", [(0, 4), (1, 5), (4, 8), (5, 9), (6, 10), (7, 11)]),
+    ],
+)
+def test_micro_batches_move_statistics_once_and_repeat_their_masks(order: str, same: list[tuple[int, int]]) -> None:
+    learner, _ = pair(1, order, {}, micro_batch=2)
+    images, labels = batches(1)[0]
+    learner.step(images, labels)
+    drawn: list[Tensor] = []
+    learner.network.model.drop.register_forward_hook(lambda module, args, output: drawn.append(output == 0))
+    learner.step(images, labels)
+    assert len(drawn) == max(max(pair) for pair in same) + 1
+    assert all(torch.equal(drawn[i], drawn[j]) for i, j in same)
+    counts = {int(v) for n, v in learner.network.model.state_dict().items() if n.endswith("num_batches_tracked")}
+    assert counts == {8}, "two micro-batches in each of four half steps"
+
+
+def test_a_network_with_another_number_of_frozen_blocks_is_refused() -> None:
+    model = TinyNet()
+    network = Network(model, frozen_blocks=1, blocks=TINY_BLOCKS)
+    with pytest.raises(ValueError, match="has 1 frozen blocks, not 2"):
+        semaug.LearnableAugmentation(network, torch.optim.SGD(model.parameters(), lr=0.1), frozen_blocks=2)

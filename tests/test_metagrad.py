@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import semaug
+from semaug.meta import Part
 from semaug.metagrad import TrainProblem, double_backward, global_norm, jvp, meta_gradient
 from semaug.network import Network
 
@@ -37,14 +38,16 @@ def test_jvp_equals_double_backward(name: str) -> None:
         if frozen == 0:
             learner.step(images, labels)  # fills the momentum buffers
 
-        features, tape = network.forward(images[:4])
-        pseudo = learner.pseudo_update(features, labels[:4])
+        part = Part(images[:4], labels[:4])
+        pseudo = learner.pseudo_update([part])
         point = {key: parameter.requires_grad_() for key, (parameter, _) in pseudo.items()}
         meta_features = network.forward_at(point, images[4:])
         loss = learner._meta_loss(meta_features, labels[4:], *network.head_parameters(point))
         gradients = torch.autograd.grad(loss, list(point.values()))
         direction = {key: pseudo[key][1] * value for key, value in zip(point, gradients, strict=True)}
-        problem = learner._problem(tape, features, labels[:4], learner._late_parameters(), 3.0, detach=True)
+        features = part.features.detach()
+        train_loss = learner._train_loss(part.labels, features)
+        problem = TrainProblem(network, part.tape, learner._late_parameters(), features, train_loss)
 
         parameters = list(covnet.parameters())
         ours = jvp(problem, direction, parameters)

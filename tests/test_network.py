@@ -236,3 +236,19 @@ def test_wrapped_models_are_unwrapped() -> None:
     model = TinyNet()
     assert Network(torch.compile(model)).model is model
     assert Network(nn.DataParallel(model)).model is model
+
+
+@pytest.mark.parametrize("frozen", [0, 2])
+def test_a_compiled_pass_gives_the_same_features_gradients_and_statistics(frozen: int) -> None:
+    results = []
+    for backend in (None, "aot_eager"):
+        torch.manual_seed(0)
+        model = TinyNet(drop=0.0).double()
+        network = Network(model, frozen, blocks=TINY_BLOCKS, compile=backend)
+        for _ in range(2):
+            features, tape = network.forward(torch.ones(4, 3, 9, 9, dtype=torch.float64).cumsum(0))
+        features.square().sum().backward()
+        replayed = network.replay(dict(network.late_parameters()), tape)
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        results.append((features.detach(), replayed.detach(), gradients, model.state_dict()))
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)

@@ -129,6 +129,11 @@ def test_the_test_split_is_used_for_selection_only_by_name(photos: Path, tmp_pat
     assert read_json(run / "evaluation.json")["top1"] == pytest.approx(read_metrics(run)[0]["val_top1"], abs=1e-5)
 
 
+def test_micro_batches_and_mixed_precision_train_too(photos: Path, tmp_path: Path) -> None:
+    run = train(config(photos, tmp_path / "run", micro_batch=2, precision="bf16", label_smoothing=0.1, clip_norm=1.0))
+    assert len(read_metrics(run)) == 3
+
+
 def test_patience_stops_early(photos: Path, tmp_path: Path) -> None:
     run = train(config(photos, tmp_path / "run", epochs=30, patience=1, lr=1e-9))
     assert len(read_metrics(run)) < 30
@@ -154,6 +159,7 @@ def test_weights_from_a_file_are_loaded_and_the_head_adapted(
         ({"crop": 64}, "must not be larger than the resized image"),
         ({"epochs": 0}, "--epochs must be at least 1"),
         ({"lr": -1.0}, "--lr must be positive"),
+        ({"micro_batch": 0}, "--micro-batch must be at least 1"),
         ({"val_fraction": 1.5}, "--val-fraction must lie between 0 and 1"),
         ({"augmentation": Augmentation(frozen_blocks=99)}, "frozen_blocks must lie in"),
     ],

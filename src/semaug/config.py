@@ -1,5 +1,6 @@
 """The settings of a training run; the command line is made from them."""
 
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -56,6 +57,8 @@ class TrainConfig:
 
     batch_size: int | None = None
     """Images per update; a loaded batch holds two such halves. 64 as in the paper; 16 on the embedded birds."""
+    micro_batch: int | None = None
+    """At most this many images go through the network at once; gradients are summed: the same batch on a small GPU."""
     optimizer: Literal["sgd", "adamw"] | None = None
     """Optimiser of the network: SGD as in the paper; AdamW on the embedded birds, from scratch."""
     lr: float | None = None
@@ -87,6 +90,8 @@ class TrainConfig:
     """cuda if there is one, else cpu."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
     """bf16 on a GPU, fp32 on a CPU if not given."""
+    compile: bool = False
+    """Speed up the network's forward and backward pass by torch.compile; the first steps then take minutes."""
     workers: int = 2
     """Processes that decode images when the cache is built."""
     cache: Path | None = Path("~/.cache/semaug")
@@ -124,11 +129,14 @@ class TrainConfig:
         for condition, message in (
             (given(self.epochs) < 1, f"--epochs must be at least 1, not {self.epochs}"),
             (given(self.batch_size) < 1, f"--batch-size must be at least 1, not {self.batch_size}"),
+            (self.micro_batch is not None and self.micro_batch < 1, "--micro-batch must be at least 1"),
             (not given(self.lr) > 0, f"--lr must be positive, not {self.lr}"),
             (not 0 < self.val_fraction < 1, f"--val-fraction must lie between 0 and 1, not {self.val_fraction}"),
             (self.ema is not None and not 0 < self.ema < 1, f"--ema must lie between 0 and 1, not {self.ema}"),
         ):
             if condition:
                 raise UserError(message)
+        if self.compile and self.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+            raise UserError("--compile needs a C++ compiler on a CPU, and there is none; leave out --compile")
         if str(self.device).startswith("cuda") and not torch.cuda.is_available():
             raise UserError("there is no CUDA device here; leave out --device or say --device cpu")

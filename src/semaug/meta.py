@@ -13,7 +13,7 @@ whose forward pass there has to be made anyway, is the meta batch: CovNet is one
 goes forward once instead of twice.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -36,12 +36,22 @@ Metrics = dict[str, Tensor]
 
 
 @dataclass
+class Part:
+    """What goes through the network at once: a half batch, or a micro-batch of it."""
+
+    images: Tensor
+    labels: Tensor
+    share: float = 1.0  # of the half batch
+    features: Tensor | None = None  # with their graph where the part is the whole half batch
+    tape: Tape | None = None
+    counted: bool = False  # in the statistics of the source
+
+
+@dataclass
 class _RealStep:
     """A real update that the pipelined order differentiates one half step later."""
 
-    tape: Tape
-    labels: Tensor
-    features: Tensor
+    parts: list[Part]
     parameters: dict[str, Tensor]  # late ones, before the update
     sensitivity: dict[str, Tensor | float]
     strength: float
@@ -59,7 +69,9 @@ class LearnableAugmentation:
     at λ0. ``frozen_blocks``: the stem and that many blocks keep out of the pseudo update. ``interval``: the meta loop
     runs every that many half steps. ``detach_real``: stop gradients from Σ into the features in the real update; the
     authors' code lets them flow. ``clip_norm`` clips f's gradient, in the pseudo update (over the late parameters, its
-    factor taken as constant) and in the real one. ``autocast``: precision of the backbone, with ``scaler`` for fp16.
+    factor taken as constant) and in the real one. ``micro_batch``: at most this many images go through the network at
+    once and gradients are summed, for the same half batch in less memory (BatchNorm sees, and class-wise statistics
+    take in, one micro-batch after the other). ``autocast``: precision of the backbone, with ``scaler`` for fp16.
     ``check_values=False`` skips the look at labels and features, for which the host waits.
 
     >>> learner = LearnableAugmentation(model, optimizer, strength=10.0, frozen_blocks=10)      # doctest: +SKIP
@@ -85,6 +97,7 @@ class LearnableAugmentation:
         detach_real: bool = False,
         label_smoothing: float = 0.0,
         clip_norm: float | None = None,
+        micro_batch: int | None = None,
         autocast: torch.dtype | None = None,
         scaler: GradScaler | None = None,
         check_values: bool = True,
@@ -93,8 +106,11 @@ class LearnableAugmentation:
             raise ValueError(f"order must be 'paper' or 'pipelined', not {order!r}")
         if engine not in ("jvp", "double_backward"):
             raise ValueError(f"engine must be 'jvp' or 'double_backward', not {engine!r}")
-        if interval < 1:
-            raise ValueError(f"interval must be at least 1, not {interval}")
+        for option, value in (("interval", interval), ("micro_batch", 1 if micro_batch is None else micro_batch)):
+            if value < 1:
+                raise ValueError(f"{option} must be at least 1, not {value}")
+        if isinstance(model, Network) and frozen_blocks not in (0, model.frozen_blocks):
+            raise ValueError(f"the network given has {model.frozen_blocks} frozen blocks, not {frozen_blocks}")
         self.network = model if isinstance(model, Network) else Network(model, frozen_blocks)
         self.optimizer = optimizer
         weight = self.network.head.weight
@@ -106,6 +122,7 @@ class LearnableAugmentation:
         self.interval, self.order, self.engine = interval, order, engine
         self.detach_real, self.label_smoothing, self.clip_norm = detach_real, label_smoothing, clip_norm
         self.autocast, self.scaler, self.check_values = autocast, scaler, check_values
+        self.micro_batch = micro_batch
         self.half_steps = 0
         self._initial = [parameter.detach().clone() for parameter in self._learned]
         self._last_real: _RealStep | None = None
@@ -138,92 +155,100 @@ class LearnableAugmentation:
         }
 
     def _half_step(self, images: Tensor, labels: Tensor, meta_images: Tensor, meta_labels: Tensor) -> Metrics:
-        with self._autocast():
-            features, tape = self.network.forward(images)
-        if self.check_values:
-            functional.check_features(features.detach())
+        parts = self._parts(images, labels)
         if self.order == "paper":
-            metrics = self._paper_order(features, tape, labels, meta_images, meta_labels)
+            metrics = self._paper_order(parts, self._parts(meta_images, meta_labels))
         else:
-            metrics = self._pipelined_order(features, tape, labels)
+            metrics = self._pipelined_order(parts)
         self.half_steps += 1
         return metrics
 
-    def _paper_order(
-        self, features: Tensor, tape: Tape, labels: Tensor, meta_images: Tensor, meta_labels: Tensor
-    ) -> Metrics:
+    def _paper_order(self, parts: list[Part], meta_parts: list[Part]) -> Metrics:
         metrics: Metrics = {}
-        self.source.update(features.detach(), labels)
         if self._learned and self.half_steps % self.interval == 0:
-            pseudo = self.pseudo_update(features, labels)
-            metrics |= self.meta_update(features, tape, labels, pseudo, meta_images, meta_labels)
-        return metrics | self.real_update(features, labels)
+            pseudo = self.pseudo_update(parts)
+            metrics |= self.meta_update(parts, pseudo, meta_parts)
+        return metrics | self.real_update(parts)
 
-    def _pipelined_order(self, features: Tensor, tape: Tape, labels: Tensor) -> Metrics:
+    def _pipelined_order(self, parts: list[Part]) -> Metrics:
         metrics: Metrics = {}
         if self._last_real is not None:
-            metrics |= self._late_meta_update(self._last_real, features, labels)
+            metrics |= self._late_meta_update(self._last_real, parts)
             self._last_real = None
-        self.source.update(features.detach(), labels)
         differentiate = bool(self._learned) and (self.half_steps + 1) % self.interval == 0
-        return metrics | self.real_update(features, labels, tape if differentiate else None)
+        return metrics | self.real_update(parts, keep=differentiate)
 
     # -- the three updates of Algorithm 1 -----------------------------------------------------------------------------
 
-    def pseudo_update(self, features: Tensor, labels: Tensor) -> dict[str, Step]:
+    def pseudo_update(self, parts: list[Part]) -> dict[str, Step]:
         """Where one step of f's optimiser on the ISDA loss takes the late parameters, and its sensitivity."""
         late = self._late_parameters()
-        loss = self._train_loss(labels, features.detach())(features, *self._head())
-        gradients = self._gradients(loss, list(late.values()))
+
+        def loss(part: Part, features: Tensor) -> Tensor:
+            self._count(part, features)
+            return self._train_loss(part.labels, features.detach())(features, *self._head())
+
+        gradients, _ = self._summed_gradients(parts, loss, list(late.values()))
         factor = self._clip_(gradients)
         steps = pseudo_step(self.optimizer, list(late.values()), gradients)
         return {name: (point, factor * slope) for name, (point, slope) in zip(late, steps, strict=True)}
 
-    def meta_update(
-        self,
-        features: Tensor,
-        tape: Tape,
-        labels: Tensor,
-        pseudo: Mapping[str, Step],
-        meta_images: Tensor,
-        meta_labels: Tensor,
-    ) -> Metrics:
+    def meta_update(self, parts: list[Part], pseudo: Mapping[str, Step], meta_parts: list[Part]) -> Metrics:
         """One step on θ_g along the gradient, through the pseudo update, of the cross-entropy on the meta batch."""
         point = {name: parameter.requires_grad_() for name, (parameter, _) in pseudo.items()}
-        with torch.enable_grad():
-            with self._autocast():
-                meta_features = self.network.forward_at(point, meta_images)
-            loss = self._meta_loss(meta_features, meta_labels, *self.network.head_parameters(point))
-            direction = self._gradients(loss, list(point.values()))
-        problem = self._problem(tape, features, labels, self._late_parameters(), self.strength, detach=True)
+        total: list[Tensor] | None = None
+        meta_loss = torch.zeros((), device=self.network.head.weight.device)
+        for part in meta_parts:
+            with torch.enable_grad():
+                with self._autocast():
+                    features = self.network.forward_at(point, part.images)
+                loss = part.share * self._meta_loss(features, part.labels, *self.network.head_parameters(point))
+                total = _sum(total, self._gradients(loss, list(point.values())))
+            meta_loss = meta_loss + loss.detach()
         sensitivity = {name: slope for name, (_, slope) in pseudo.items()}
-        return self._update_source(problem, sensitivity, dict(zip(point, direction, strict=True)), loss)
+        gradient = dict(zip(point, total or [], strict=True))
+        late = self._late_parameters()
+        return self._update_source(parts, late, sensitivity, gradient, meta_loss, strength=self.strength, detach=True)
 
-    def _late_meta_update(self, last: _RealStep, features: Tensor, labels: Tensor) -> Metrics:
+    def _late_meta_update(self, last: _RealStep, parts: list[Part]) -> Metrics:
         """The meta update of the pipelined order: the last real update has been the pseudo update."""
         late = self._late_parameters()
-        loss = self._meta_loss(features, labels, *self._head())
-        direction = dict(zip(late, self._gradients(loss, list(late.values())), strict=True))
-        problem = self._problem(
-            last.tape, last.features, last.labels, last.parameters, last.strength, detach=self.detach_real
-        )
-        return self._update_source(problem, last.sensitivity, direction, loss)
 
-    def real_update(self, features: Tensor, labels: Tensor, tape: Tape | None = None) -> Metrics:
-        """One step of f's optimiser on the ISDA loss with the present θ_g; keeps the step on `tape` if given."""
+        def loss(part: Part, features: Tensor) -> Tensor:
+            return self._meta_loss(features, part.labels, *self._head())
+
+        gradients, meta_loss = self._summed_gradients(parts, loss, list(late.values()))
+        gradient = dict(zip(late, gradients, strict=True))
+        return self._update_source(
+            last.parts,
+            last.parameters,
+            last.sensitivity,
+            gradient,
+            meta_loss,
+            strength=last.strength,
+            detach=self.detach_real,
+        )
+
+    def real_update(self, parts: list[Part], keep: bool = False) -> Metrics:
+        """One step of f's optimiser on the ISDA loss with the present θ_g; `keep` it for differentiation."""
         weight, bias = self._head()
-        source_input = widened(features.detach() if self.detach_real else features)
-        covariance = self.source(source_input, labels)
-        loss = self._isda(features, labels, weight, bias, covariance, self.strength)
         trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         self.optimizer.zero_grad(set_to_none=True)
-        self._scaled(loss).backward(inputs=trained)
+        metrics: Metrics = {}
+        for part in parts:
+            features = self._real_pass(part)
+            self._count(part, features)
+            covariance = self.source(widened(features.detach() if self.detach_real else features), part.labels)
+            loss = self._isda(features, part.labels, weight, bias, covariance, self.strength)
+            self._scaled(part.share * loss).backward(inputs=trained)
+            part.features = widened(features.detach())
+            found = self._diagnostics(part.features, part.labels, loss.detach(), covariance)
+            metrics = {name: metrics.get(name, 0) + part.share * value for name, value in found.items()}
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         factor = self._clip_([parameter.grad for parameter in trained if parameter.grad is not None])
-        metrics = self._diagnostics(features.detach(), labels, loss.detach(), covariance)
-        if tape is not None:
-            self._keep(tape, features, labels, factor)
+        if keep:
+            self._keep(parts, factor)
         if self.scaler is None:
             self.optimizer.step()
         else:
@@ -234,14 +259,12 @@ class LearnableAugmentation:
                 self._last_real = None
         return metrics
 
-    def _keep(self, tape: Tape, features: Tensor, labels: Tensor, factor: Tensor | float) -> None:
+    def _keep(self, parts: list[Part], factor: Tensor | float) -> None:
         late = self._late_parameters()
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in late.values()]
         steps = pseudo_step(self.optimizer, list(late.values()), gradients)
         self._last_real = _RealStep(
-            tape,
-            labels,
-            widened(features.detach()),
+            parts,
             {name: parameter.detach().clone() for name, parameter in late.items()},
             {name: factor * slope for name, (_, slope) in zip(late, steps, strict=True)},
             self.strength,
@@ -249,14 +272,26 @@ class LearnableAugmentation:
 
     def _update_source(
         self,
-        problem: TrainProblem,
+        parts: list[Part],
+        parameters: Mapping[str, Tensor],
         sensitivity: Mapping[str, Tensor | float],
         gradient: Mapping[str, Tensor],
         meta_loss: Tensor,
+        *,
+        strength: float,
+        detach: bool,
     ) -> Metrics:
+        """One step on θ_g, for L_train of `parts` at `parameters` and the meta loss's `gradient` after the step."""
         assert self.meta_optimizer is not None
         direction = {name: sensitivity[name] * gradient[name] for name in gradient}
-        gradients = meta_gradient(problem, direction, self._learned, self.engine)
+        total: list[Tensor] | None = None
+        for part in parts:
+            assert part.features is not None and part.tape is not None  # noqa: PT018
+            features = widened(part.features.detach())
+            loss = self._train_loss(part.labels, features if detach else None, strength)
+            problem = TrainProblem(self.network, part.tape, dict(parameters), features, loss, self.autocast)
+            total = _sum(total, meta_gradient(problem, direction, self._learned, self.engine), part.share)
+        gradients = total or []
         norm = global_norm(gradients)
         self.meta_optimizer.zero_grad(set_to_none=True)
         for parameter, value in zip(self._learned, gradients, strict=True):
@@ -277,19 +312,55 @@ class LearnableAugmentation:
         owned = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
         return {name: parameter for name, parameter in self.network.late_parameters().items() if parameter in owned}
 
-    def _problem(
-        self,
-        tape: Tape,
-        features: Tensor,
-        labels: Tensor,
-        parameters: Mapping[str, Tensor],
-        strength: float,
-        *,
-        detach: bool,
-    ) -> TrainProblem:
-        features = widened(features.detach())
-        loss = self._train_loss(labels, features if detach else None, strength)
-        return TrainProblem(self.network, tape, dict(parameters), features, loss, self.autocast)
+    def _parts(self, images: Tensor, labels: Tensor) -> list[Part]:
+        count = images.shape[0]
+        if self.micro_batch is None or self.micro_batch >= count:
+            return [Part(images, labels)]
+        pieces = -(-count // self.micro_batch)
+        chunks = zip(images.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
+        return [Part(chunk, chunk_labels, len(chunk) / count) for chunk, chunk_labels in chunks]
+
+    def _first_pass(self, part: Part) -> Tensor:
+        """Features with a graph: of a half batch the whole one, which is kept; of a micro-batch the late part's."""
+        if part.share == 1.0 and part.features is not None:
+            return part.features
+        with self._autocast():
+            forward = self.network.forward if part.share == 1.0 else self.network.forward_late
+            features, part.tape = forward(part.images)
+        part.features = features if part.share == 1.0 else features.detach()
+        if self.check_values:
+            functional.check_features(features.detach())
+        return features
+
+    def _real_pass(self, part: Part) -> Tensor:
+        """Features with the graph of the whole network: those kept, or those of another pass with the same masks."""
+        if part.share == 1.0:
+            return self._first_pass(part)
+        with self._autocast():
+            again = part.tape is not None
+            features, part.tape = (
+                self.network.forward_again(part.tape) if part.tape is not None else self.network.forward(part.images)
+            )
+        if self.check_values and not again:
+            functional.check_features(features.detach())
+        return features
+
+    def _count(self, part: Part, features: Tensor) -> None:
+        if not part.counted:
+            self.source.update(features.detach(), part.labels)
+            part.counted = True
+
+    def _summed_gradients(
+        self, parts: list[Part], loss_of: Callable[[Part, Tensor], Tensor], parameters: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
+        """Gradient and value of a loss over all parts, each weighted by its share."""
+        total: list[Tensor] | None = None
+        value = torch.zeros((), device=self.network.head.weight.device)
+        for part in parts:
+            loss = part.share * loss_of(part, self._first_pass(part))
+            total = _sum(total, self._gradients(loss, parameters))
+            value = value + loss.detach()
+        return total or [], value
 
     def _train_loss(self, labels: Tensor, source_input: Tensor | None, strength: float | None = None) -> HeadLoss:
         """L_train as a function of features and head, with Σ from `source_input` or, if None, from the features."""
@@ -380,7 +451,7 @@ class LearnableAugmentation:
             "half_steps": self.half_steps,
             "strength": self.strength,
             "initial": self._initial,
-            "last_real": None if last is None else {**vars(last), "tape": vars(last.tape)},
+            "last_real": None if last is None else {**vars(last), "parts": [_part_state(part) for part in last.parts]},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -392,7 +463,20 @@ class LearnableAugmentation:
         device = self.network.head.weight.device
         self._initial = [value.to(device) for value in state["initial"]]
         last = state["last_real"]
-        self._last_real = None if last is None else _RealStep(**{**last, "tape": Tape(**last["tape"])})
+        if last is not None:
+            last = _RealStep(**{**last, "parts": [Part(**{**p, "tape": Tape(**p["tape"])}) for p in last["parts"]]})
+        self._last_real = last
+
+
+def _part_state(part: Part) -> dict[str, Any]:
+    return {**vars(part), "tape": vars(part.tape)}
+
+
+def _sum(total: list[Tensor] | None, gradients: list[Tensor], share: float = 1.0) -> list[Tensor]:
+    """Running sum of gradients; `share` weighs the new ones."""
+    if share != 1.0:
+        gradients = [share * gradient for gradient in gradients]
+    return gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
 
 
 class JointAugmentation(LearnableAugmentation):
@@ -402,18 +486,17 @@ class JointAugmentation(LearnableAugmentation):
     """
 
     def _half_step(self, images: Tensor, labels: Tensor, meta_images: Tensor, meta_labels: Tensor) -> Metrics:
-        with self._autocast():
-            features, _ = self.network.forward(images)
-        if self.check_values:
-            functional.check_features(features.detach())
-        self.source.update(features.detach(), labels)
-        if self._learned:
-            loss = self._train_loss(labels, features.detach())(features, *self._head())
-            gradients = self._gradients(loss, self._learned)
-        metrics = self.real_update(features, labels)
-        if self._learned and self.meta_optimizer is not None:
-            for parameter, gradient in zip(self._learned, gradients, strict=True):
-                parameter.grad = gradient
+        parts = self._parts(images, labels)
+
+        def loss(part: Part, features: Tensor) -> Tensor:
+            self._count(part, features)
+            return self._train_loss(part.labels, features.detach())(features, *self._head())
+
+        gradients = self._summed_gradients(parts, loss, self._learned)[0] if self._learned else []
+        metrics = self.real_update(parts)
+        for parameter, gradient in zip(self._learned, gradients, strict=True):
+            parameter.grad = gradient
+        if self.meta_optimizer is not None:
             self.meta_optimizer.step()
         self.half_steps += 1
         return metrics

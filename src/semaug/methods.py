@@ -71,13 +71,16 @@ def make_learner(
     model: nn.Module,
     optimizer: Optimizer,
     *,
-    label_smoothing: float,
-    clip_norm: float | None,
-    autocast: torch.dtype | None,
-    scaler: GradScaler | None,
+    label_smoothing: float = 0.0,
+    clip_norm: float | None = None,
+    micro_batch: int | None = None,
+    compile: bool = False,
+    autocast: torch.dtype | None = None,
+    scaler: GradScaler | None = None,
 ) -> LearnableAugmentation:
     """The learner that trains `model` by `method`."""
-    network = Network(model, settings.frozen_blocks if method == "learnable" else 0)
+    frozen = settings.frozen_blocks if method == "learnable" else 0
+    network = Network(model, frozen, compile="inductor" if compile else None)
     source = _source(method, settings, network).to(network.head.weight.device)
     learned = list(source.parameters())
     meta_optimizer: Optimizer | None = None
@@ -99,6 +102,7 @@ def make_learner(
         detach_real=settings.detach_real,
         label_smoothing=label_smoothing,
         clip_norm=clip_norm,
+        micro_batch=micro_batch,
         autocast=autocast,
         scaler=scaler,
     )

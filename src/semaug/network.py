@@ -6,7 +6,7 @@ model's source: :class:`Network` looks at it through *views* (:mod:`semaug.views
 identity, so that calling one gives the feature ``a``, and each early module by one that keeps or plays back its output.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ class Network:
 
     ``frozen_blocks`` is the number of blocks (not counting the stem) that belong, with the stem, to the early part;
     0 makes everything late. ``head`` and ``blocks`` name modules where the model's own description does not fit.
-    The split is made, and checked against the model itself, at the first forward pass.
+    The split is made, and checked against the model itself, at the first forward pass. ``compile`` is the backend by
+    which `torch.compile` speeds up the ordinary pass ("inductor", as a rule); the other passes run as they are.
 
     >>> import torchvision
     >>> network = Network(torchvision.models.resnet18(), frozen_blocks=4)
@@ -34,7 +35,12 @@ class Network:
     """
 
     def __init__(
-        self, model: nn.Module, frozen_blocks: int = 0, head: str | None = None, blocks: list[str] | None = None
+        self,
+        model: nn.Module,
+        frozen_blocks: int = 0,
+        head: str | None = None,
+        blocks: list[str] | None = None,
+        compile: str | None = None,
     ) -> None:
         self.model = unwrapped(model)
         if isinstance(self.model, torch.jit.ScriptModule):
@@ -49,6 +55,8 @@ class Network:
             )
         self.frozen_blocks = frozen_blocks
         self._early_names = self._frozen_parameters()
+        self._backend = compile
+        self._compiled: Callable[[Tensor], Any] | None = None
         self._main: View | None = None
         self._other: View | None = None
 
@@ -88,7 +96,23 @@ class Network:
         """The ordinary pass: features (N, D) with their graph, BatchNorm's statistics moved, and the tape."""
         main, _ = self._views(images)
         tape = Tape.start(images)
-        return self._record(main, tape), tape
+        return self._record(main, tape, self._compiled), tape
+
+    def forward_late(self, images: Tensor) -> tuple[Tensor, Tape]:
+        """Features with the graph of the late part alone, and the tape; no statistics moved."""
+        _, other = self._views(images)
+        tape = Tape.start(images)
+        return self._record(other, tape), tape
+
+    def forward_again(self, tape: Tape) -> tuple[Tensor, Tape]:
+        """The ordinary pass on the images of a recorded one, with the same random masks."""
+        device = tape.images.device
+        now = random_state(device)
+        set_random_state(tape.random_state, device)
+        try:
+            return self.forward(tape.images)
+        finally:
+            set_random_state(now, device)
 
     def forward_at(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """Features of `images` at other late parameters; no gradient into the early part, no statistics moved."""
@@ -100,11 +124,11 @@ class Network:
         _, other = self._views(tape.images)
         return self._play(other, tape, parameters)
 
-    def _record(self, view: View, tape: Tape) -> Tensor:
+    def _record(self, view: View, tape: Tape, run: Callable[[Tensor], Any] | None = None) -> Tensor:
         for early in view.early:
             early.recording = tape
         try:
-            return self._checked(view.root(tape.images), tape.images)
+            return self._checked((view.root if run is None else run)(tape.images), tape.images)
         finally:
             for early in view.early:
                 early.recording = None
@@ -133,6 +157,8 @@ class Network:
     def _views(self, images: Tensor) -> tuple[View, View]:
         if self._main is None or self._other is None:
             self._main, self._other = self._split(images)
+            if self._backend is not None:
+                self._compiled = torch.compile(self._main.root, backend=self._backend)
         self._main.refresh()
         self._other.refresh()
         return self._main, self._other
@@ -156,12 +182,15 @@ class Network:
             set_random_state(state, images.device)
 
     def _make_views(self, units: set[str]) -> tuple[View, View]:
-        def replace(name: str, module: nn.Module) -> nn.Module | None:
-            if name == self.head_name:
-                return nn.Identity()
-            return Early(name, module) if name in units else None
+        def view(tracks: bool) -> View:
+            def replace(name: str, module: nn.Module) -> nn.Module | None:
+                if name == self.head_name:
+                    return nn.Identity()
+                return Early(name, module, constant=not tracks) if name in units else None
 
-        return View(self.model, replace, tracks=True), View(self.model, replace, tracks=False)
+            return View(self.model, replace, tracks)
+
+        return view(tracks=True), view(tracks=False)
 
     def _early_units(self, images: Tensor) -> set[str]:
         """The outermost modules with no late parameter that run before the early part ends."""
@@ -227,7 +256,7 @@ class Network:
         features = self._play(other, tape, {})
         found = torch.autograd.grad(features.sum(), [tensor for _, tensor in leaves], allow_unused=True)
         used = {name for (name, _), gradient in zip(leaves, found, strict=True) if gradient is not None}
-        for early in main.early:
+        for early in (*main.early, *other.early):
             early.needed = early.name in used
         return misplaced
 

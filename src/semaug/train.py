@@ -70,6 +70,8 @@ class _Run:
                 self.optimizer,
                 label_smoothing=config.label_smoothing,
                 clip_norm=config.clip_norm,
+                micro_batch=config.micro_batch,
+                compile=config.compile,
                 autocast=autocast,
                 scaler=self.scaler,
             )
@@ -279,7 +281,7 @@ class _Run:
         )
 
 
-_MAY_CHANGE = {"workers", "cache", "device", "images_on", "resume", "output", "data_root", "download"}
+_MAY_CHANGE = {"workers", "cache", "device", "images_on", "compile", "resume", "output", "data_root", "download"}
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:

@@ -5,6 +5,7 @@ drop rate or a mode that the owner changes later holds in the view too.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,9 +53,10 @@ class Tape:
 class Early(nn.Module):
     """Stands for an early module in a view: runs it, keeping its output on a tape, or plays the output back."""
 
-    def __init__(self, name: str, inner: nn.Module) -> None:
+    def __init__(self, name: str, inner: nn.Module, constant: bool) -> None:
         super().__init__()
         self.name, self.inner = name, inner
+        self.constant = constant  # run without a graph: only the late part's gradient is wanted
         self.needed = True  # by the late part; otherwise only the shape of the output is kept
         self.overwritten = False  # in place, by what follows: then the tape needs a copy
         self.recording: Tape | None = None
@@ -65,11 +67,10 @@ class Early(nn.Module):
         if self.playing is not None:
             self.calls += 1
             return self.playing.play(self, self.calls - 1)
-        if self.recording is None:  # a pass at other late parameters, for whose gradient this part is a constant
-            with torch.no_grad():
-                return self.inner(*args, **kwargs)
-        output = self.inner(*args, **kwargs)
-        self.recording.record(self, output)
+        with torch.no_grad() if self.constant else nullcontext():
+            output = self.inner(*args, **kwargs)
+        if self.recording is not None:
+            self.recording.record(self, output)
         return output
 
     def to_keep(self, tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from data import layouts
 from data.layouts import put, put_image, put_lines
-from semaug.data import readers
+from semaug.data import annotations, matlab, readers
 from semaug.data.readers import read_data, split_validation
 from semaug.data.samples import DataSet, ImageFiles, embedded_birds
 from semaug.errors import UserError
@@ -433,7 +433,7 @@ def test_files_that_matlab_wrote_are_read_as_scipy_does(name):
     assert files
     for file in files:
         expected = {key: value for key, value in scipy.io.loadmat(file).items() if not key.startswith("__")}
-        assert {variable: readers._matlab(file, variable) for variable in expected} == {
+        assert {variable: matlab.read_variable(file, variable) for variable in expected} == {
             variable: plain(value) for variable, value in expected.items()
         }
 
@@ -532,7 +532,7 @@ def test_tables_that_are_no_text(tmp_path):
 
 
 def test_a_table_that_is_too_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MAX_ANNOTATION_BYTES", 20)
+    monkeypatch.setattr(annotations, "MAX_ANNOTATION_BYTES", 20)
     assert "too large for an annotation file" in refusal(layouts.table(tmp_path / "t.csv"))
 
 

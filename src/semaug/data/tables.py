@@ -1,0 +1,97 @@
+"""Tables of images: .csv, .tsv and .parquet files."""
+
+import csv
+import importlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+from semaug.data.annotations import SPLIT_NAMES, Splits, listed_data_set, read_content, shown, some
+from semaug.data.samples import DataSet
+from semaug.errors import UserError
+
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+TABLE_COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "class"), "split": ("split",)}
+
+
+def read_table(path: Path) -> DataSet:
+    """Images listed in a .csv, .tsv or .parquet file with columns path, label and, optionally, split.
+
+    Paths are relative to the table's folder. Classes are in alphabetical order, or by value if all are whole numbers.
+    """
+    rows = list(_parquet_rows(path) if path.suffix.lower() == ".parquet" else _csv_rows(path))
+    labels = {label for _, _, label, _ in rows}
+    # by length first: "9" comes before "10"
+    numbers = all(label.isascii() and label.isdigit() for label in labels)
+    classes = sorted(labels, key=lambda label: (len(label), label) if numbers else (0, label))
+    index = {label: i for i, label in enumerate(classes)}
+    splits: Splits = {"train": []}
+    for place, image, label, split in rows:
+        if not image or not label:
+            raise UserError(f"{path} {place}: the image or its label is empty")
+        if split.lower() not in SPLIT_NAMES:
+            raise UserError(f"{path} {place}: the split {shown(split)} is not one of {', '.join(SPLIT_NAMES)}")
+        splits.setdefault(SPLIT_NAMES[split.lower()], []).append((path.parent / image, index[label]))
+    return listed_data_set(path.stem, path.parent, classes, splits)
+
+
+Row = tuple[str, str, str, str]
+"""Place in the file, image, label, split."""
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    content = read_content(path)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path} line {line}: this is not UTF-8 text") from error
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        header = next(reader, [])
+        columns = [header.index(column) for column in _columns(path, header)]
+        for row in reader:
+            if not row:
+                continue
+            place = f"line {reader.line_num}"
+            if len(row) != len(header):
+                raise UserError(f"{path} {place}: there are {len(row)} fields, the header has {len(header)}")
+            image, label, *split = (row[column].strip() for column in columns)
+            yield place, image, label, split[0] if split else "train"
+    except csv.Error as error:
+        raise UserError(f"{path} line {reader.line_num}: {error}") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise UserError(f"reading {path} needs pyarrow; install it with: pip install pyarrow") from error
+    try:
+        header = [str(name) for name in parquet.read_schema(path).names]
+    except Exception as error:  # the parser meets garbage with many kinds of exception
+        raise UserError(f"{path} is not a Parquet file") from error
+    columns = _columns(path, header)
+    try:
+        values = parquet.read_table(path, columns=columns).to_pydict()
+    except Exception as error:
+        raise UserError(f"{path} is a damaged Parquet file") from error
+    for number, row in enumerate(zip(*(values[column] for column in columns), strict=True), start=1):
+        if not all(isinstance(value, str | int) for value in row):
+            raise UserError(f"{path} row {number}: image, label and split must be text or whole numbers")
+        image, label, *split = (str(value).strip() for value in row)
+        yield f"row {number}", image, label, split[0] if split else "train"
+
+
+def _columns(path: Path, header: list[str]) -> list[str]:
+    """The columns of image, label and, if it is there, split, under the names they have in the header."""
+    found = {column.strip().lower(): column for column in reversed(header)}
+    columns = []
+    for role, names in TABLE_COLUMNS.items():
+        named = [found[name] for name in names if name in found]
+        if not named and role != "split":
+            present = some(header) or "none"
+            raise UserError(f"{path} needs a column {' or '.join(names)}; its columns are: {present}")
+        columns += named[:1]
+    return columns
