@@ -123,6 +123,13 @@ def test_a_complete_run_is_left_alone_and_other_settings_are_refused(
         train(replace(first, output=tmp_path / "other"))
 
 
+def test_a_mistake_before_the_first_epoch_does_not_spoil_the_folder(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="unknown model"):
+        train(config(photos, tmp_path / "run", model="resnet5o", epochs=1))
+    run = train(config(photos, tmp_path / "run", epochs=1))
+    assert read_json(run / "config.json")["model"] == "small"
+
+
 def test_the_test_split_is_used_for_selection_only_by_name(photos: Path, tmp_path: Path) -> None:
     run = train(config(photos, tmp_path / "run", epochs=1, select="test"))
     assert read_json(run / "config.json")["select"] == "test"

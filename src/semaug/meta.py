@@ -146,6 +146,7 @@ class LearnableAugmentation:
             raise ValueError(f"{count} images came with {labels.shape[0]} labels")
         if self.check_values:
             functional.check_labels(labels, self.network.num_classes)
+        self.network.prepare(images)
         halves = list(zip(images.tensor_split(2), labels.tensor_split(2), strict=True))
         first = self._half_step(*halves[0], *halves[1])
         second = self._half_step(*halves[1], *halves[0])

@@ -48,7 +48,7 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
     """
     if name == "small":
         if pretrained:
-            raise UserError("the model 'small' has no pretrained weights; say --no-pretrained")
+            raise UserError("the model 'small' has no pretrained weights; leave out --pretrained")
         return SmallNet(num_classes)
     library, _, short = name.rpartition("/")
     if library not in ("", "timm", "torchvision"):
@@ -66,7 +66,7 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
     except OSError as error:
         raise UserError(
             f"the pretrained weights of {name} could not be fetched ({type(error).__name__}); "
-            "give a file with --weights, or train from scratch with --no-pretrained"
+            "give a file with --weights, or train from scratch with --pretrained False"
         ) from error
     raise UserError(f"unknown model {name!r}{_similar(short)}")
 

@@ -154,11 +154,16 @@ class Network:
             )
         return features
 
-    def _views(self, images: Tensor) -> tuple[View, View]:
+    def prepare(self, images: Tensor) -> None:
+        """Make the split on a look at how the model runs on such images; later calls do nothing."""
         if self._main is None or self._other is None:
             self._main, self._other = self._split(images)
             if self._backend is not None:
                 self._compiled = torch.compile(self._main.root, backend=self._backend)
+
+    def _views(self, images: Tensor) -> tuple[View, View]:
+        self.prepare(images)
+        assert self._main is not None and self._other is not None  # noqa: PT018
         self._main.refresh()
         self._other.refresh()
         return self._main, self._other

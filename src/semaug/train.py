@@ -54,7 +54,8 @@ class _Run:
         if (folder / "model.safetensors").is_file() and (folder / "evaluation.json").is_file():
             self.progress.say(f"{folder} is complete; give another --output to train again")
             return folder
-        data = read_data(config.data, config.data_root, download=config.download)
+        with self.progress.task(f"fetching {config.data}", 0) as advance:
+            data = read_data(config.data, config.data_root, download=config.download, progress=advance)
         splits = _splits(data, config)
         self._describe(data, splits)
         torch.manual_seed(config.seed)
@@ -109,9 +110,9 @@ class _Run:
         """Make the run directory ours, or find that it already is; a run with other settings is left alone."""
         settings = _settings(self.config)
         file = self.folder / "config.json"
-        if not file.exists():
-            if self.folder.exists() and any(self.folder.iterdir()):
-                raise UserError(f"{self.folder} is not empty and holds no run; choose another --output")
+        if not file.exists() and self.folder.exists() and any(self.folder.iterdir()):
+            raise UserError(f"{self.folder} is not empty and holds no run; choose another --output")
+        if not (self.folder / "checkpoints").exists():  # new, or ended by a mistake before its first epoch did
             started = datetime.now(UTC).isoformat(timespec="seconds")
             header = {"format": FORMAT, "version": semaug.__version__, "started": started}
             write_json(file, {**header, "preprocessing": asdict(self.preprocessing), **settings})
@@ -119,7 +120,7 @@ class _Run:
         before = read_json(file)
         if before.get("format") != FORMAT:
             raise UserError(f"{self.folder} has format {before.get('format')}, and this version reads {FORMAT}")
-        changed = [k for k, v in _settings(self.config).items() if k not in _MAY_CHANGE and before.get(k) != v]
+        changed = [k for k, v in settings.items() if k not in _MAY_CHANGE and before.get(k) != v]
         if changed:
             was = ", ".join(f"{k} {before.get(k)} → {settings[k]}" for k in changed)
             raise UserError(f"{self.folder} holds a run with other settings ({was}); choose another --output")
