@@ -34,9 +34,9 @@ def tiny_classifier(run: Path, name="test_resnet", **preprocessing):
         "version": "0.1.0",
         "model": name,
         "preprocessing": asdict(settings),
-        "data": "/home/someone/private/warblers",
+        "data": "/srv/someone/private/warblers",
         "method": "learnable",
-        "output": "/home/someone/private/run",
+        "output": "/srv/someone/private/run",
         "select": "val",
     }
     run.mkdir(exist_ok=True)
