@@ -133,3 +133,14 @@ def test_every_command_explains_itself(command: list[str]) -> None:
     done = semaug(*command, "--help")
     assert done.returncode == 0
     assert "usage: semaug" in done.stdout
+
+
+def test_a_reader_that_closes_the_output_early_sees_no_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "semaug", "train", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 1

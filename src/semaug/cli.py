@@ -1,5 +1,6 @@
 """The command line: `semaug COMMAND --help` explains each command."""
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,19 +253,21 @@ Command = (
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     description = "Fine-grained image recognition with learnable semantic data augmentation."
-    command: Any = tyro.cli(
-        cast(Any, Command),
-        prog="semaug",
-        description=description,
-        args=arguments,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
     try:
+        command: Any = tyro.cli(
+            cast(Any, Command),
+            prog="semaug",
+            description=description,
+            args=arguments,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+        )
         command.run()
+        sys.stdout.flush()
     except UserError as error:
         _tell(f"semaug: {error}")
         return 2
-    except BrokenPipeError:
+    except BrokenPipeError:  # whoever read the output has closed it; the interpreter must not flush into it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         _tell("semaug: interrupted; the same command goes on where it stopped")
