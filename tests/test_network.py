@@ -92,7 +92,7 @@ def test_nothing_of_the_model_changes() -> None:
     network = Network(model, frozen_blocks=1, blocks=TINY_BLOCKS)
     model.train()
     state = torch.get_rng_state()
-    network._views(torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(0)))
+    network.prepare(torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(0)))
     assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert {name: (module, dict(module.__dict__)) for name, module in model.named_modules()} == modules

@@ -166,7 +166,7 @@ class LearnableAugmentation:
 
     def _paper_order(self, parts: list[Part], meta_parts: list[Part]) -> Metrics:
         metrics: Metrics = {}
-        if self._learned and self.half_steps % self.interval == 0:
+        if self._differentiated():
             pseudo = self.pseudo_update(parts)
             metrics |= self.meta_update(parts, pseudo, meta_parts)
         return metrics | self.real_update(parts)
@@ -176,8 +176,12 @@ class LearnableAugmentation:
         if self._last_real is not None:
             metrics |= self._late_meta_update(self._last_real, parts)
             self._last_real = None
-        differentiate = bool(self._learned) and (self.half_steps + 1) % self.interval == 0
-        return metrics | self.real_update(parts, keep=differentiate)
+        return metrics | self.real_update(parts, keep=self._differentiated())
+
+    def _differentiated(self) -> bool:
+        """Whether a meta update looks through this half step's pseudo update (or, pipelined, through its real one)."""
+        ahead = 0 if self.order == "paper" else 1
+        return bool(self._learned) and (self.half_steps + ahead) % self.interval == 0
 
     # -- the three updates of Algorithm 1 -----------------------------------------------------------------------------
 
@@ -196,20 +200,24 @@ class LearnableAugmentation:
 
     def meta_update(self, parts: list[Part], pseudo: Mapping[str, Step], meta_parts: list[Part]) -> Metrics:
         """One step on θ_g along the gradient, through the pseudo update, of the cross-entropy on the meta batch."""
-        point = {name: parameter.requires_grad_() for name, (parameter, _) in pseudo.items()}
-        total: list[Tensor] | None = None
-        meta_loss = torch.zeros((), device=self.network.head.weight.device)
-        for part in meta_parts:
-            with torch.enable_grad():
-                with self._autocast():
-                    features = self.network.forward_at(point, part.images)
-                loss = part.share * self._meta_loss(features, part.labels, *self.network.head_parameters(point))
-                total = _sum(total, self._gradients(loss, list(point.values())))
-            meta_loss = meta_loss + loss.detach()
+        gradient, meta_loss = self._gradient_at({name: point for name, (point, _) in pseudo.items()}, meta_parts)
         sensitivity = {name: slope for name, (_, slope) in pseudo.items()}
-        gradient = dict(zip(point, total or [], strict=True))
         late = self._late_parameters()
         return self._update_source(parts, late, sensitivity, gradient, meta_loss, strength=self.strength, detach=True)
+
+    @torch.enable_grad()
+    def _gradient_at(self, point: Mapping[str, Tensor], parts: list[Part]) -> tuple[dict[str, Tensor], Tensor]:
+        """Gradient and value of the cross-entropy at other late parameters; its graph ends with this call."""
+        point = {name: parameter.requires_grad_() for name, parameter in point.items()}
+        total: list[Tensor] | None = None
+        value = torch.zeros((), device=self.network.head.weight.device)
+        for part in parts:
+            with self._autocast():
+                features = self.network.forward_at(point, part.images)
+            loss = part.share * self._meta_loss(features, part.labels, *self.network.head_parameters(point))
+            total = _sum(total, self._gradients(loss, list(point.values()), retain=False))
+            value = value + loss.detach()
+        return dict(zip(point, total or [], strict=True)), value
 
     def _late_meta_update(self, last: _RealStep, parts: list[Part]) -> Metrics:
         """The meta update of the pipelined order: the last real update has been the pseudo update."""
@@ -239,6 +247,8 @@ class LearnableAugmentation:
         for part in parts:
             features = self._real_pass(part)
             self._count(part, features)
+            if part.tape is not None and part.tape.late is not None:
+                part.tape.late.forget_outputs()  # the graph will not hold them for us any longer
             covariance = self.source(widened(features.detach() if self.detach_real else features), part.labels)
             loss = self._isda(features, part.labels, weight, bias, covariance, self.strength)
             self._scaled(part.share * loss).backward(inputs=trained)
@@ -326,8 +336,10 @@ class LearnableAugmentation:
         if part.share == 1.0 and part.features is not None:
             return part.features
         with self._autocast():
-            forward = self.network.forward if part.share == 1.0 else self.network.forward_late
-            features, part.tape = forward(part.images)
+            if part.share == 1.0:
+                features, part.tape = self.network.forward(part.images, record=self._differentiated())
+            else:
+                features, part.tape = self.network.forward_late(part.images)
         part.features = features if part.share == 1.0 else features.detach()
         if self.check_values:
             functional.check_features(features.detach())
@@ -405,8 +417,8 @@ class LearnableAugmentation:
     def _scaled(self, value: Tensor) -> Tensor:
         return value if self.scaler is None else self.scaler.scale(value)
 
-    def _gradients(self, loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-        gradients = torch.autograd.grad(self._scaled(loss), parameters, retain_graph=True, materialize_grads=True)
+    def _gradients(self, loss: Tensor, parameters: Sequence[Tensor], retain: bool = True) -> list[Tensor]:
+        gradients = torch.autograd.grad(self._scaled(loss), parameters, retain_graph=retain, materialize_grads=True)
         if self.scaler is None:
             return list(gradients)
         return list(torch._foreach_div(gradients, self._scaled(torch.ones_like(loss))))
@@ -470,7 +482,7 @@ class LearnableAugmentation:
 
 
 def _part_state(part: Part) -> dict[str, Any]:
-    return {**vars(part), "tape": vars(part.tape)}
+    return {**vars(part), "tape": {**vars(part.tape), "late": None}}
 
 
 def _sum(total: list[Tensor] | None, gradients: list[Tensor], share: float = 1.0) -> list[Tensor]:
@@ -485,6 +497,9 @@ class JointAugmentation(LearnableAugmentation):
 
     Σ only ever raises that loss (eq. 4), so CovNet learns Σ → 0 and the augmentation disappears.
     """
+
+    def _differentiated(self) -> bool:
+        return False
 
     def _half_step(self, images: Tensor, labels: Tensor, meta_images: Tensor, meta_labels: Tensor) -> Metrics:
         parts = self._parts(images, labels)

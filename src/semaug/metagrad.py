@@ -27,6 +27,7 @@ from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from semaug.network import Network, Tape
+from semaug.tangents import TangentRules
 
 Engine = Literal["jvp", "double_backward"]
 HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -121,12 +122,14 @@ def _features_tangent(problem: TrainProblem, direction: Mapping[str, Tensor]) ->
     if not names:  # only the head is late: the features do not move
         return torch.zeros_like(problem.features)
     # The pass is linear in the direction. Scaling it to the parameters' own size keeps half precision in its range.
-    scale = global_norm([problem.parameters[n] for n in names]) / global_norm([direction[n] for n in names]).clamp_min(
-        1e-30
-    )
+    primals, tangents = [problem.parameters[n].detach() for n in names], [direction[n] for n in names]
+    scale = global_norm(primals) / global_norm(tangents).clamp_min(1e-30)
+    tangents = list(torch._foreach_mul(tangents, scale))
     with _quiet_first_time(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), dual_level():
-        dual = {name: make_dual(problem.parameters[name].detach(), direction[name] * scale) for name in names}
-        tangent: Tensor | None = unpack_dual(problem.features_at(dual)).tangent
+        dual = {name: make_dual(*pair) for name, *pair in zip(names, primals, tangents, strict=True)}
+        with TangentRules(problem.tape.late):
+            features = problem.features_at(dual)
+        tangent: Tensor | None = unpack_dual(features).tangent
         if tangent is None:
             raise RuntimeError(
                 "the network dropped its forward-mode tangent (inference mode, reentrant checkpointing or a detach "

@@ -7,6 +7,7 @@ identity, so that calling one gives the feature ``a``, and each early module by 
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from semaug.blocks import below, find_blocks, find_head, unwrapped
+from semaug.tangents import Recorder
 from semaug.views import Early, Probe, Tape, View, random_state, set_random_state
 
 __all__ = ["Network", "Tape"]
@@ -92,17 +94,18 @@ class Network:
         weight = parameters.get(f"{self.head_name}.weight", self.head.weight)
         return weight, parameters.get(f"{self.head_name}.bias", self.head.bias)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tape]:
-        """The ordinary pass: features (N, D) with their graph, BatchNorm's statistics moved, and the tape."""
-        main, _ = self._views(images)
-        tape = Tape.start(images)
-        return self._record(main, tape, self._compiled), tape
+    def forward(self, images: Tensor, record: bool = False) -> tuple[Tensor, Tape]:
+        """The ordinary pass: features (N, D) with their graph, BatchNorm's statistics moved, and the tape.
+
+        With `record`, for a tangent pass while the graph lives, the tape notes what the late part's operators put out.
+        """
+        tape = Tape.start(images, record and self._backend is None)
+        return self._record(self._main_view(images), tape, self._compiled), tape
 
     def forward_late(self, images: Tensor) -> tuple[Tensor, Tape]:
         """Features with the graph of the late part alone, and the tape; no statistics moved."""
-        _, other = self._views(images)
         tape = Tape.start(images)
-        return self._record(other, tape), tape
+        return self._record(self._other_view(images), tape), tape
 
     def forward_again(self, tape: Tape) -> tuple[Tensor, Tape]:
         """The ordinary pass on the images of a recorded one, with the same random masks."""
@@ -116,22 +119,23 @@ class Network:
 
     def forward_at(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """Features of `images` at other late parameters; no gradient into the early part, no statistics moved."""
-        _, other = self._views(images)
+        other = self._other_view(images)
         return self._checked(functional_call(other.root, dict(parameters), (images,)), images)
 
     def replay(self, parameters: Mapping[str, Tensor], tape: Tape) -> Tensor:
         """The late part of a recorded pass again, at `parameters`, with the same early outputs and random masks."""
-        _, other = self._views(tape.images)
-        return self._play(other, tape, parameters)
+        return self._play(self._other_view(tape.images), tape, parameters)
 
     def _record(self, view: View, tape: Tape, run: Callable[[Tensor], Any] | None = None) -> Tensor:
+        recorder = None if tape.late is None else Recorder(tape.late)
         for early in view.early:
-            early.recording = tape
+            early.recording, early.recorder = tape, recorder
         try:
-            return self._checked((view.root if run is None else run)(tape.images), tape.images)
+            with recorder or nullcontext():
+                return self._checked((view.root if run is None else run)(tape.images), tape.images)
         finally:
             for early in view.early:
-                early.recording = None
+                early.recording = early.recorder = None
 
     def _play(self, view: View, tape: Tape, parameters: Mapping[str, Tensor]) -> Tensor:
         now = random_state(tape.images.device)
@@ -161,12 +165,17 @@ class Network:
             if self._backend is not None:
                 self._compiled = torch.compile(self._main.root, backend=self._backend)
 
-    def _views(self, images: Tensor) -> tuple[View, View]:
+    def _main_view(self, images: Tensor) -> View:
         self.prepare(images)
-        assert self._main is not None and self._other is not None  # noqa: PT018
+        assert self._main is not None
         self._main.refresh()
+        return self._main
+
+    def _other_view(self, images: Tensor) -> View:
+        self.prepare(images)
+        assert self._other is not None
         self._other.refresh()
-        return self._main, self._other
+        return self._other
 
     def _split(self, images: Tensor) -> tuple[View, View]:
         """Make the two views, on a look at how the model runs on one or two images of noise."""

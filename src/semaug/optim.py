@@ -5,9 +5,8 @@ rules below act on each element by itself, so this derivative, the *sensitivity*
 per parameter (for SGD: −lr, or −lr·(1 + momentum) with Nesterov; momentum and weight decay are constants).
 """
 
-import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,18 +24,32 @@ def pseudo_step(optimizer: Optimizer, parameters: Sequence[Tensor], gradients: S
     SGD, Adam and AdamW follow their own rule, with their momentum and weight decay. For every other optimiser the
     step is ``θ − lr·∇L``, said once in a warning. The optimiser's state is read and not written.
     """
-    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     rule = _rule(optimizer)
-    return [
-        rule(parameter.detach(), gradient, groups[parameter], optimizer.state.get(parameter, {}))
-        for parameter, gradient in zip(parameters, gradients, strict=True)
-    ]
+    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+    alike: dict[Any, list[int]] = {}  # parameters whose step is the same sum over tensors, taken at once
+    for index, parameter in enumerate(parameters):
+        state = optimizer.state.get(parameter, {})
+        count = state.get("step")
+        if isinstance(count, Tensor):  # on a GPU, reading it would make the host wait
+            count = index + 0.5 if count.is_cuda else float(count)
+        key = (id(groups[parameter]), state.get("momentum_buffer") is None, count)
+        alike.setdefault(key, []).append(index)
+    steps: dict[int, Step] = {}
+    for indices in alike.values():
+        own = [parameters[i] for i in indices]
+        states = [optimizer.state.get(parameter, {}) for parameter in own]
+        taken = rule([p.detach() for p in own], [gradients[i] for i in indices], groups[own[0]], states)
+        steps |= zip(indices, taken, strict=True)
+    return [steps[index] for index in range(len(parameters))]
 
 
 _warned: set[type] = set()
+Tensors = list[Tensor] | tuple[Tensor, ...]
+Rule = Callable[[list[Tensor], list[Tensor], dict[str, Any], list[dict[str, Any]]], Iterable[Step]]
+"""Parameters, their gradients, the settings of their group and their states → their steps."""
 
 
-def _rule(optimizer: Optimizer) -> Any:
+def _rule(optimizer: Optimizer) -> Rule:
     amsgrad = any(group.get("amsgrad") for group in optimizer.param_groups)
     if type(optimizer) is SGD:
         return _sgd
@@ -49,46 +62,67 @@ def _rule(optimizer: Optimizer) -> Any:
     return _plain
 
 
-def _signed(gradient: Tensor, group: dict[str, Any]) -> tuple[Tensor, float]:
-    return (-gradient, -1.0) if group.get("maximize") else (gradient, 1.0)
+def _signed(gradients: list[Tensor], group: dict[str, Any]) -> tuple[list[Tensor], float]:
+    return (list(torch._foreach_neg(gradients)), -1.0) if group.get("maximize") else (gradients, 1.0)
 
 
-def _plain(parameter: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Step:
-    gradient, sign = _signed(gradient, group)
-    return parameter - group["lr"] * gradient, -group["lr"] * sign
+def _moved(parameters: Tensors, updates: Tensors, lr: Any) -> Tensors:
+    return torch._foreach_sub(parameters, torch._foreach_mul(updates, lr))
 
 
-def _sgd(parameter: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Step:
-    gradient, sensitivity = _signed(gradient, group)
+def _plain(
+    parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]]
+) -> Iterable[Step]:
+    gradients, sign = _signed(gradients, group)
+    return ((point, -group["lr"] * sign) for point in _moved(parameters, gradients, group["lr"]))
+
+
+def _sgd(
+    parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]]
+) -> Iterable[Step]:
+    updates, sensitivity = _signed(gradients, group)
     if group["weight_decay"]:
-        gradient = gradient + group["weight_decay"] * parameter
+        updates = list(torch._foreach_add(updates, parameters, alpha=group["weight_decay"]))
     if group["momentum"]:
-        update, share = gradient, 1.0
-        if state.get("momentum_buffer") is not None:  # the first step takes the gradient itself, undamped
+        decayed, share = updates, 1.0
+        if states[0].get("momentum_buffer") is not None:  # the first step takes the gradient itself, undamped
             share = 1.0 - group["dampening"]
-            update = group["momentum"] * state["momentum_buffer"] + share * gradient
+            updates = list(torch._foreach_mul([state["momentum_buffer"] for state in states], group["momentum"]))
+            torch._foreach_add_(updates, decayed, alpha=share)
         if group["nesterov"]:
-            update, share = gradient + group["momentum"] * update, 1.0 + group["momentum"] * share
-        gradient, sensitivity = update, sensitivity * share
-    return parameter - group["lr"] * gradient, -group["lr"] * sensitivity
+            updates = list(torch._foreach_add(decayed, updates, alpha=group["momentum"]))
+            share = 1.0 + group["momentum"] * share
+        sensitivity *= share
+    return ((point, -group["lr"] * sensitivity) for point in _moved(parameters, updates, group["lr"]))
 
 
-def _adam(parameter: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Step:
-    gradient, sign = _signed(gradient, group)
+def _adam(
+    parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]]
+) -> Iterable[Step]:
+    gradients, sign = _signed(gradients, group)
     if group["weight_decay"]:
         if group.get("decoupled_weight_decay"):
-            parameter = parameter * (1 - group["lr"] * group["weight_decay"])
+            parameters = list(torch._foreach_mul(parameters, 1 - group["lr"] * group["weight_decay"]))
         else:
-            gradient = gradient + group["weight_decay"] * parameter
+            gradients = list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
     beta1, beta2 = group["betas"]
-    step = float(state.get("step", 0)) + 1
-    first = beta1 * state.get("exp_avg", torch.zeros_like(gradient)) + (1 - beta1) * gradient
-    second = beta2 * state.get("exp_avg_sq", torch.zeros_like(gradient)) + (1 - beta2) * gradient.square()
+    step = states[0].get("step", 0)
+    step = (step if isinstance(step, Tensor) and step.is_cuda else float(step)) + 1
     bias1, bias2 = 1 - beta1**step, 1 - beta2**step
-    root = second.sqrt() / math.sqrt(bias2)
-    scale = root + group["eps"]
-    update = first / bias1 / scale
-    # d(root)/dg = (1 − β2) g / (bias2 · root), taken as 0 where the root is 0 (no gradient has been seen there yet).
-    root_slope = torch.where(root > 0, (1 - beta2) / bias2 * gradient / root, 0.0)
-    slope = (1 - beta1) / bias1 / scale - update / scale * root_slope
-    return parameter - group["lr"] * update, -group["lr"] * sign * slope
+    first = torch._foreach_mul(gradients, 1 - beta1)
+    second = torch._foreach_mul(torch._foreach_mul(gradients, gradients), 1 - beta2)
+    if states[0]:
+        torch._foreach_add_(first, [state["exp_avg"] for state in states], alpha=beta1)
+        torch._foreach_add_(second, [state["exp_avg_sq"] for state in states], alpha=beta2)
+    roots = torch._foreach_div(torch._foreach_sqrt(second), bias2**0.5)
+    scales = torch._foreach_add(roots, group["eps"])
+    updates = torch._foreach_div(torch._foreach_div(first, bias1), scales)
+    # d(root)/dg = (1 − β2) g / (bias2 · root), which is 0 where the root is 0 (no gradient has been seen there yet).
+    tiny = torch.finfo(gradients[0].dtype).tiny
+    slopes = torch._foreach_div(gradients, torch._foreach_clamp_min(roots, tiny))
+    torch._foreach_mul_(slopes, updates)
+    torch._foreach_mul_(slopes, -(1 - beta2) / bias2)
+    torch._foreach_add_(slopes, (1 - beta1) / bias1)
+    torch._foreach_div_(slopes, scales)
+    torch._foreach_mul_(slopes, -group["lr"] * sign)
+    return zip(_moved(parameters, updates, group["lr"]), slopes, strict=True)

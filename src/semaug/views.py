@@ -4,8 +4,8 @@ A view shares the model's parameters, and nothing of the model is changed. It is
 drop rate or a mode that the owner changes later holds in the view too.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
+
+from semaug.tangents import Record, Recorder
 
 RandomState = tuple[Tensor, Tensor | None]
 
@@ -34,10 +36,11 @@ class Tape:
     images: Tensor
     random_state: RandomState
     outputs: dict[str, list[tuple[Any, RandomState]]] = field(default_factory=dict)
+    late: Record | None = None  # of the late part's operators: makes a tangent pass cheaper
 
     @classmethod
-    def start(cls, images: Tensor) -> "Tape":
-        return cls(images.detach(), random_state(images.device))
+    def start(cls, images: Tensor, record: bool = False) -> "Tape":
+        return cls(images.detach(), random_state(images.device), late=Record() if record else None)
 
     def record(self, early: "Early", output: Any) -> None:
         """Keep an early module's output, and the random numbers to come, for each of its calls in order."""
@@ -60,6 +63,7 @@ class Early(nn.Module):
         self.needed = True  # by the late part; otherwise only the shape of the output is kept
         self.overwritten = False  # in place, by what follows: then the tape needs a copy
         self.recording: Tape | None = None
+        self.recorder: Recorder | None = None
         self.playing: Tape | None = None
         self.calls = 0
 
@@ -67,7 +71,7 @@ class Early(nn.Module):
         if self.playing is not None:
             self.calls += 1
             return self.playing.play(self, self.calls - 1)
-        with torch.no_grad() if self.constant else nullcontext():
+        with torch.no_grad() if self.constant else nullcontext(), _paused(self.recorder):
             output = self.inner(*args, **kwargs)
         if self.recording is not None:
             self.recording.record(self, output)
@@ -77,6 +81,18 @@ class Early(nn.Module):
         if not self.needed:
             return tensor.new_zeros(()).expand(tensor.shape)
         return tensor.detach().clone() if self.overwritten else tensor.detach()
+
+
+@contextmanager
+def _paused(recorder: Recorder | None) -> Iterator[None]:
+    if recorder is None:
+        yield
+        return
+    recorder.paused = True
+    try:
+        yield
+    finally:
+        recorder.paused = False
 
 
 @dataclass

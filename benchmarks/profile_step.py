@@ -1,0 +1,209 @@
+"""Where the time of a training step goes: milliseconds on the GPU by phase of the loop and by kind of kernel.
+
+    python benchmarks/profile_step.py --model resnet50 --pixels 448 --half 64 --frozen-blocks 10
+
+For plain cross-entropy, then for the meta loop in both orders. The host waits for the device where a phase begins and
+ends, so that each kernel belongs to one phase; "whole" is the time of a step without those waits. Peak memory is
+given for every phase, above what model and optimiser hold. Needs a GPU.
+"""
+
+import argparse
+import platform
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import semaug
+import semaug.meta
+from semaug.network import Network
+
+KINDS = {  # in this order: the first that fits a kernel's name
+    "batch norm": ("batch_norm", "bn_fw", "bn_bw", "batchnorm", "_norm_tangent", "norm_sums", "layer_norm"),
+    "attention": ("flash", "fmha", "attention", "sdpa"),
+    "layout": ("nchwtonhwc", "nhwctonchw", "transpose", "direct_copy", "copy_device_to_device", "convert"),
+    "convolution": (
+        "conv",
+        "xmma",
+        "implicit",
+        "wgrad",
+        "dgrad",
+        "cudnn",
+        "gemm",
+        "cutlass",
+        "nvjet",
+        "cublas",
+        "splitk",
+    ),
+    "pooling": ("pool",),
+    "reduction": ("reduce",),
+    "element by element": ("elementwise", "vectorized", "multi_tensor", "foreach", "triton", "tangent"),
+}
+
+
+def kind(name: str) -> str:
+    lower = name.lower()
+    return next((kind for kind, marks in KINDS.items() if any(mark in lower for mark in marks)), "other")
+
+
+class Phases:
+    """Marks phases of a step by record_function, with the host waiting at both ends."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.memory: dict[str, float] = {}
+        self.held = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if not self.on:
+            yield
+            return
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        with record_function(f"phase: {name}"):
+            yield
+            torch.cuda.synchronize()
+        peak = (torch.cuda.max_memory_allocated() - self.held) / 1e9
+        self.memory[name] = max(self.memory.get(name, 0.0), peak)
+
+    def around(self, owner: Any, attribute: str, name: str) -> None:
+        function = getattr(owner, attribute)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.phase(name):
+                return function(*args, **kwargs)
+
+        setattr(owner, attribute, timed)
+
+
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, phases: Phases) -> Callable[[Tensor, Tensor], None]:
+    def step(images: Tensor, labels: Tensor) -> None:
+        for half, half_labels in zip(images.chunk(2), labels.chunk(2), strict=True):
+            with phases.phase("forward on X"), torch.autocast("cuda", torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(half).float(), half_labels)
+            with phases.phase("backward and step"):
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+
+    return step
+
+
+def table(events: list[FunctionEvent], steps: int) -> dict[str, dict[str, float]]:
+    marks = [e for e in events if e.name.startswith("phase: ") and e.device_type == torch.autograd.DeviceType.CPU]
+    result: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for event in events:
+        if event.device_type != torch.autograd.DeviceType.CUDA or event.name.startswith("phase: "):
+            continue
+        inside = [m for m in marks if m.time_range.start <= event.time_range.start <= m.time_range.end]
+        innermost = min(inside, key=lambda m: m.time_range.elapsed_us(), default=None)
+        name = innermost.name.removeprefix("phase: ") if innermost else "between"
+        result[name][kind(event.name)] += event.time_range.elapsed_us() / 1e3 / steps
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--pixels", type=int, default=448)
+    parser.add_argument("--half", type=int, default=64, help="images per half batch")
+    parser.add_argument("--classes", type=int, default=200)
+    parser.add_argument("--frozen-blocks", type=int, default=10)
+    parser.add_argument(
+        "--kernels", type=int, default=0, help="also name this many of the longest kernels of each phase"
+    )
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--orders", nargs="*", default=["plain", "paper", "pipelined"])
+    args = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    images = torch.randn(2 * args.half, 3, args.pixels, args.pixels, device="cuda").to(
+        memory_format=torch.channels_last
+    )
+    labels = torch.randint(args.classes, (2 * args.half,), device="cuda")
+    print(
+        f"{args.model}, {args.pixels} px, {args.half} + {args.half} images, {args.frozen_blocks} blocks frozen, bf16, "
+        f"channels-last; torch {torch.__version__}, Python {platform.python_version()}, {torch.cuda.get_device_name()}"
+    )
+    phases = Phases()
+    phases.around(Network, "forward", "forward on X")
+    phases.around(Network, "forward_at", "meta forward")
+    phases.around(semaug.LearnableAugmentation, "pseudo_update", "pseudo backward")
+    phases.around(semaug.LearnableAugmentation, "meta_update", "meta backward")
+    phases.around(semaug.LearnableAugmentation, "_late_meta_update", "meta backward")
+    phases.around(semaug.LearnableAugmentation, "real_update", "real backward and step")
+    phases.around(semaug.meta, "meta_gradient", "tangent pass and head")
+    for order in args.orders:
+        torch.manual_seed(0)
+        options = {"img_size": args.pixels} if args.model.startswith(("vit", "swin")) else {}
+        model = timm.create_model(args.model, num_classes=args.classes, **options).cuda()
+        model = model.to(memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.9)
+        if order == "plain":
+            step: Callable[[Tensor, Tensor], Any] = plain_step(model, optimizer, phases)
+        else:
+            step = semaug.LearnableAugmentation(
+                model, optimizer, strength=5.0, frozen_blocks=args.frozen_blocks, autocast=torch.bfloat16,
+                check_values=False, order=order,
+            ).step  # fmt: skip
+        for _ in range(3):
+            step(images, labels)
+        times = []
+        for _ in range(5):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            step(images, labels)
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end))
+        torch.cuda.reset_peak_memory_stats()
+        phases.held, phases.memory, phases.on = torch.cuda.memory_allocated(), {}, True
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            for _ in range(args.steps):
+                step(images, labels)
+                torch.cuda.synchronize()
+        phases.on = False
+        events = list(profiler.events())
+        found = table(events, args.steps)
+        kinds = [k for k in (*KINDS, "other") if any(row.get(k, 0) >= 0.05 for row in found.values())]
+        print(f"\n{order}: whole {statistics.median(times):.1f} ms per step")
+        print(
+            f"{'ms on the GPU per step':24s} {'all':>7s} "
+            + " ".join(f"{k[:11]:>11s}" for k in kinds)
+            + f" {'peak GB':>8s}"
+        )
+        for name, row in found.items():
+            cells = " ".join(f"{row.get(k, 0):11.1f}" for k in kinds)
+            print(f"{name:24s} {sum(row.values()):7.1f} {cells} {phases.memory.get(name, float('nan')):8.1f}")
+        if args.kernels:
+            print_kernels(events, args.steps, args.kernels)
+        del model, optimizer, step, profiler, events
+        torch.cuda.empty_cache()
+
+
+def print_kernels(events: list[FunctionEvent], steps: int, count: int) -> None:
+    marks = [e for e in events if e.name.startswith("phase: ") and e.device_type == torch.autograd.DeviceType.CPU]
+    total: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for event in events:
+        if event.device_type != torch.autograd.DeviceType.CUDA or event.name.startswith("phase: "):
+            continue
+        inside = [m for m in marks if m.time_range.start <= event.time_range.start <= m.time_range.end]
+        innermost = min(inside, key=lambda m: m.time_range.elapsed_us(), default=None)
+        total[innermost.name if innermost else "between"][event.name].append(event.time_range.elapsed_us() / 1e3)
+    for name, kernels in total.items():
+        print(f"  {name}")
+        for kernel, values in sorted(kernels.items(), key=lambda item: -sum(item[1]))[:count]:
+            print(
+                f"    {sum(values) / steps:7.2f} ms {len(values) / steps:6.0f}×  {kind(kernel)[:10]:10s} {kernel[:110]}"
+            )
+
+
+if __name__ == "__main__":
+    main()
