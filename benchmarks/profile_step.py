@@ -3,13 +3,15 @@
     python benchmarks/profile_step.py --model resnet50 --pixels 448 --half 64 --frozen-blocks 10
 
 For plain cross-entropy, then for the meta loop in both orders. The host waits for the device where a phase begins and
-ends, so that each kernel belongs to one phase; "whole" is the time of a step without those waits. Peak memory is
-given for every phase, above what model and optimiser hold. Needs a GPU.
+ends, so that each kernel belongs to one phase. "whole" is the time of a step without those waits, and "host" what the
+host spends in each phase then, which counts where it is longer than the device's work. Peak memory is given for every
+phase, above what model and optimiser hold. Needs a GPU.
 """
 
 import argparse
 import platform
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +28,7 @@ import semaug.meta
 from semaug.network import Network
 
 KINDS = {  # in this order: the first that fits a kernel's name
-    "batch norm": ("batch_norm", "bn_fw", "bn_bw", "batchnorm", "_norm_tangent", "norm_sums", "layer_norm"),
+    "normalisation": ("batch_norm", "bn_fw", "bn_bw", "batchnorm", "_norm_", "layer_norm"),
     "attention": ("flash", "fmha", "attention", "sdpa"),
     "layout": ("nchwtonhwc", "nhwctonchw", "transpose", "direct_copy", "copy_device_to_device", "convert"),
     "convolution": (
@@ -44,7 +46,7 @@ KINDS = {  # in this order: the first that fits a kernel's name
     ),
     "pooling": ("pool",),
     "reduction": ("reduce",),
-    "element by element": ("elementwise", "vectorized", "multi_tensor", "foreach", "triton", "tangent"),
+    "element by element": ("elementwise", "vectorized", "multi_tensor", "foreach", "triton", "_add_clamp"),
 }
 
 
@@ -60,11 +62,18 @@ class Phases:
         self.on = False
         self.memory: dict[str, float] = {}
         self.held = 0
+        self.host: dict[str, float] = defaultdict(float)  # seconds in each phase, less those in phases inside it
+        self.inside: list[float] = [0.0]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         if not self.on:
+            start = time.perf_counter()
+            self.inside.append(0.0)
             yield
+            elapsed = time.perf_counter() - start
+            self.host[name] += elapsed - self.inside.pop()
+            self.inside[-1] += elapsed
             return
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -156,6 +165,7 @@ def main() -> None:
         for _ in range(3):
             step(images, labels)
         times = []
+        phases.host.clear()
         for _ in range(5):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
@@ -164,6 +174,7 @@ def main() -> None:
             torch.cuda.synchronize()
             times.append(start.elapsed_time(end))
         torch.cuda.reset_peak_memory_stats()
+        host = {name: 1e3 * seconds / len(times) for name, seconds in phases.host.items()}
         phases.held, phases.memory, phases.on = torch.cuda.memory_allocated(), {}, True
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             for _ in range(args.steps):
@@ -181,7 +192,8 @@ def main() -> None:
         )
         for name, row in found.items():
             cells = " ".join(f"{row.get(k, 0):11.1f}" for k in kinds)
-            print(f"{name:24s} {sum(row.values()):7.1f} {cells} {phases.memory.get(name, float('nan')):8.1f}")
+            waits, peak = host.get(name, float("nan")), phases.memory.get(name, float("nan"))
+            print(f"{name:24s} {sum(row.values()):7.1f} {cells} {waits:6.1f} {peak:8.1f}")
         if args.kernels:
             print_kernels(events, args.steps, args.kernels)
         del model, optimizer, step, profiler, events

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import semaug
 from semaug.metagrad import global_norm
@@ -89,3 +90,40 @@ def test_transformers_with_fused_attention_agree_between_engines() -> None:
         states.append([parameter.detach().clone() for parameter in one.source.parameters()])
     error = global_norm([a - b for a, b in zip(*states, strict=True)]) / global_norm(states[0])
     assert error < 1e-5
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18"])
+def test_a_pass_with_dropout_is_replayed_as_it_was(name: str) -> None:
+    """Attention's own dropout too, whose fused kernel draws masks that no other pass could repeat."""
+    torch.manual_seed(0)
+    options = {"img_size": 64, "attn_drop_rate": 0.3} if name.startswith("vit") else {"drop_path_rate": 0.3}
+    network = Network(timm.create_model(name, num_classes=7, **options).cuda().train())
+    images, _ = batch()
+    with torch.no_grad():
+        features, tape = network.forward(images.contiguous(), record=True)
+        with sdpa_kernel(SDPBackend.MATH):  # as in every pass that is differentiated forward or twice
+            again = network.replay({}, tape)
+    torch.testing.assert_close(again, features, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv2_100", "vit_tiny_patch16_224"])
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+def test_kernels_give_the_meta_gradient_of_fp64(name: str, order: str) -> None:
+    """In fp32, channels-last, where the tangent pass runs in our kernels."""
+    gradients = []
+    for dtype in (torch.float64, torch.float32):
+        torch.manual_seed(0)
+        options = {"img_size": 64} if name.startswith("vit") else {}
+        model = (
+            timm.create_model(name, num_classes=7, **options).to("cuda", dtype).to(memory_format=torch.channels_last)
+        )
+        covnet = semaug.CovNet(Network(model).feature_dim).to("cuda", dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+        still = torch.optim.SGD(covnet.parameters(), lr=0.0)
+        one = semaug.LearnableAugmentation(model, optimizer, covnet, still, strength=3.0, order=order)
+        torch.manual_seed(1)
+        images, labels = batch(torch.float32)
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            one.step(images.to(dtype), labels)
+        gradients.append(torch.cat([p.grad.double().flatten() for p in covnet.parameters() if p.grad is not None]))
+    assert (gradients[0] - gradients[1]).norm() < 2e-3 * gradients[0].norm()

@@ -103,6 +103,18 @@ def test_attention_kernel(device: torch.device, length: int, keys: int, size: in
 
 
 @needs_triton
+def test_attention_kernel_on_parts_of_one_tensor(device: torch.device) -> None:
+    """Queries, keys and values as transformers cut them out of one product, in place."""
+
+    def attend(joint: Tensor) -> Tensor:
+        query, key, value = joint.view(2, 21, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(2, 21, 64)
+
+    joint = numbers(2, 21, 192, dtype=torch.float16)
+    assert_same(through(attend, [joint], [True], device), torchs(attend, [joint.double()], [True]), 5e-3)
+
+
+@needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_clamp_kernel(device: torch.device, dtype: torch.dtype) -> None:
     x = numbers(3, 5, 41, 7, dtype=dtype).to(memory_format=torch.channels_last)

@@ -16,6 +16,9 @@ except ImportError:  # not a CUDA build of torch
 Pair = tuple[Tensor | None, Tensor | None]
 """A parameter and its tangent, either of which may be missing."""
 
+Dual = tuple[Tensor, Tensor]
+"""A tensor and its tangent."""
+
 INTERPRETED = False
 """Kernels run on CPU tensors too, in Triton's interpreter: for tests."""
 
@@ -30,27 +33,29 @@ def _usable(*tensors: Tensor) -> bool:
 
 def fits(x: Tensor, dx: Tensor) -> bool:
     """Whether images and their tangents lie channels-last (or are a matrix) on a device with Triton."""
-    return _usable(x, dx) and all(tensor.movedim(1, -1).is_contiguous() for tensor in (x, dx))
+    return _usable(x, dx) and _channels_last(x) and _channels_last(dx)
+
+
+def _channels_last(x: Tensor) -> bool:
+    if x.ndim == 4:
+        return x.is_contiguous(memory_format=torch.channels_last)
+    return x.ndim == 2 and x.is_contiguous()
 
 
 def fits_rows(x: Tensor, dx: Tensor) -> bool:
     return _usable(x, dx) and x.is_contiguous() and dx.is_contiguous() and x.shape[-1] <= 8192
 
 
-def fits_flat(x: Tensor, dx: Tensor) -> bool:
-    """Whether both fill their memory without gaps, in the same order."""
-    dense = x.is_contiguous() or (x.ndim > 1 and x.movedim(1, -1).is_contiguous())
-    return _usable(x, dx) and x.stride() == dx.stride() and dense
+def fits_flat(x: Tensor, *others: Tensor) -> bool:
+    """Whether all fill their memory without gaps, in the same order."""
+    same = all(other.stride() == x.stride() for other in others)
+    return _usable(x, *others) and same and (x.is_contiguous() or _channels_last(x))
 
 
 def fits_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
     half = query.dtype in (torch.float16, torch.bfloat16)
     same = query.ndim == 4 and query.shape[:2] == key.shape[:2] and key.shape == value.shape
     return half and same and _usable(query, key, value) and query.shape[-1] == value.shape[-1] <= 128
-
-
-def _row(tensor: Tensor | None, fill: float, like: Tensor) -> Tensor:
-    return torch.full_like(like, fill) if tensor is None else tensor.detach().to(like.dtype).contiguous()
 
 
 # -- BatchNorm --------------------------------------------------------------------------------------------------------
@@ -74,28 +79,24 @@ def batch_norm(
     rows = x.numel() // channels
     block = min(128, triton.next_power_of_2(channels))
     height = 4096 // block
-    splits = max(1, min(triton.cdiv(rows, 4 * height), 1024 * block // channels, 1024))
     columns = triton.cdiv(channels, block)
-    like = torch.empty(channels, dtype=torch.float32, device=x.device)
-    parameters = [
-        _row(weight[0], 1.0, like),
-        _row(weight[1], 0.0, like),
-        _row(bias[0], 0.0, like),
-        _row(bias[1], 0.0, like),
-    ]
     coefficients = torch.empty(6, channels, dtype=torch.float32, device=x.device)
-    if statistics[0] is None or statistics[1] is None:
+    parameters = (*weight, *bias)
+    given = {f"HAS_{name}": tensor is not None for name, tensor in zip(("W", "DW", "B", "DB"), parameters, strict=True)}
+    pointers = [coefficients if tensor is None else tensor for tensor in parameters]
+    mean, variance = statistics
+    if mean is None or variance is None:
+        splits = max(1, min(triton.cdiv(rows, 4 * height), 1024 // columns))
         sums = torch.empty(splits, 4, channels, dtype=torch.float32, device=x.device)
         per_program = triton.cdiv(triton.cdiv(rows, splits), height) * height
         _norm_sums[(columns, splits)](x, dx, sums, rows, channels, per_program, BLOCK_ROWS=height, BLOCK_CHANNELS=block)
-        _norm_coefficients[(triton.cdiv(channels, 32),)](
-            x, dx, sums, *parameters, coefficients, rows, channels, splits, eps, BLOCK_SPLITS=64, BLOCK_CHANNELS=32
-        )
+        mean = variance = coefficients
     else:
-        mean, inverse = statistics[0].float(), (statistics[1].float() + eps).rsqrt()
-        slope = parameters[0] * inverse
-        rows_of = (mean, torch.zeros_like(mean), slope, parameters[1] * inverse, parameters[2], parameters[3])
-        coefficients = torch.stack(rows_of)
+        splits, sums = 0, coefficients
+    _norm_coefficients[(triton.cdiv(channels, 8),)](
+        x, dx, sums, mean, variance, *pointers, coefficients, rows, channels, splits, eps,
+        HAS_SUMS=splits > 0, **given, BLOCK_SPLITS=128, BLOCK_CHANNELS=8,
+    )  # fmt: skip
     dy = torch.empty_like(dx)
     y = torch.empty_like(x) if want_primal else dy
     low, high = bounds or (0.0, 0.0)
@@ -111,16 +112,12 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """LayerNorm's output and tangent over the last dimension, in one pass, in the precision asked for."""
     width = x.shape[-1]
-    like = torch.empty(width, dtype=torch.float32, device=x.device)
-    parameters = [
-        _row(weight[0], 1.0, like),
-        _row(weight[1], 0.0, like),
-        _row(bias[0], 0.0, like),
-        _row(bias[1], 0.0, like),
-    ]
     y, dy = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=dtype)
+    parameters = (*weight, *bias)
+    given = {f"HAS_{name}": tensor is not None for name, tensor in zip(("W", "DW", "B", "DB"), parameters, strict=True)}
+    pointers = [y if tensor is None else tensor for tensor in parameters]
     _layer_norm_tangent[(x.numel() // width,)](
-        x, dx, *parameters, y, dy, width, eps, BLOCK=triton.next_power_of_2(width)
+        x, dx, *pointers, y, dy, width, eps, **given, BLOCK=triton.next_power_of_2(width)
     )
     return y, dy
 
@@ -128,25 +125,41 @@ def layer_norm(
 def clamp_(x: Tensor, dx: Tensor, low: float, high: float) -> None:
     """Clamp `x` in place and set its tangent to 0 where that held it."""
     count = x.numel()
-    _clamp_tangent[(triton.cdiv(count, 4096),)](x, dx, count, low, high, BLOCK=4096)
+    _add_clamp[(triton.cdiv(count, 4096),)](x, dx, x, dx, count, low, high, ADDS=False, CLAMPED=True, BLOCK=4096)
 
 
-def attention(query: Pair, key: Pair, value: Pair, scale: float) -> tuple[Tensor, Tensor]:
+def add_(x: Tensor, dx: Tensor, y: Tensor, dy: Tensor, bounds: tuple[float, float] | None) -> None:
+    """Add `y` to `x` in place, and tangent to tangent; then clamp as :func:`clamp_` does, if bounds are given."""
+    count = x.numel()
+    low, high = bounds or (0.0, 0.0)
+    _add_clamp[(triton.cdiv(count, 4096),)](
+        x, dx, y, dy, count, low, high, ADDS=True, CLAMPED=bounds is not None, BLOCK=4096
+    )
+
+
+def attention(query: Dual, key: Dual, value: Dual, scale: float) -> tuple[Tensor, Tensor]:
     """Softmax attention and its tangent, (batch, heads, length, size) each, never holding length × length numbers."""
-    tensors = [tensor.contiguous() for pair in (query, key, value) for tensor in pair if tensor is not None]
-    q, dq, k, dk, v, dv = tensors
+    (q, dq), (k, dk), (v, dv) = (_alike(*pair) for pair in (query, key, value))
     batch, heads, length, size = q.shape
     # As (batch, length, heads, size) in memory, which is what follows in a transformer.
     out, dout = (
         torch.empty(batch, length, heads, size, dtype=q.dtype, device=q.device).transpose(1, 2) for _ in range(2)
     )
+    strides = [stride for tensor in (q, k, v, out) for stride in tensor.stride()[:3]]
     width = max(16, triton.next_power_of_2(size))
     block = 64 if width <= 64 else 32
     _attention_tangent[(triton.cdiv(length, block), batch * heads)](
         q, dq, k, dk, v, dv, out, dout, heads, length, k.shape[2], size, scale,
-        *out.stride()[:3], BLOCK_Q=block, BLOCK_K=block, WIDTH=width, num_warps=4,
+        *strides, BLOCK_Q=block, BLOCK_K=block, WIDTH=width, num_warps=4,
     )  # fmt: skip
     return out, dout
+
+
+def _alike(primal: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the same layout, with neighbours in the last dimension."""
+    if primal.stride(-1) == 1 and primal.stride() == tangent.stride():
+        return primal, tangent
+    return primal.contiguous(), tangent.contiguous()
 
 
 if triton is not None:
@@ -187,10 +200,15 @@ if triton is not None:
 
     @triton.jit
     def _norm_coefficients(
-        x, dx, sums, weight, dweight, bias, dbias, coefficients, rows, channels, splits, eps,
+        x, dx, sums, running_mean, running_variance, weight, dweight, bias, dbias, coefficients,
+        rows, channels, splits, eps, HAS_SUMS: tl.constexpr,
+        HAS_W: tl.constexpr, HAS_DW: tl.constexpr, HAS_B: tl.constexpr, HAS_DB: tl.constexpr,
         BLOCK_SPLITS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr,
     ) -> None:  # fmt: skip
-        """From the sums, per channel: μ, μ̇, slope, mixing, β and β̇ of ``ẏ = slope (ẋ − μ̇) + mixing (x − μ) + β̇``."""
+        """Per channel, from the sums or the running statistics: μ, μ̇, slope, mixing, β and β̇.
+
+        They give ``y = slope (x − μ) + β`` and ``ẏ = slope (ẋ − μ̇) + mixing (x − μ) + β̇``.
+        """
         channel = tl.program_id(0) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
         inside = channel < channels
         sum_x = tl.zeros((BLOCK_CHANNELS,), tl.float32)
@@ -205,20 +223,38 @@ if triton is not None:
             sum_xx += tl.sum(tl.load(place + channels, here, 0.0), 0)
             sum_dx += tl.sum(tl.load(place + 2 * channels, here, 0.0), 0)
             sum_xdx += tl.sum(tl.load(place + 3 * channels, here, 0.0), 0)
-        mean_x = sum_x / rows
-        mean_dx = sum_dx / rows
-        variance = tl.maximum(sum_xx / rows - mean_x * mean_x, 0.0)
-        covariance = sum_xdx / rows - mean_x * mean_dx
+        if HAS_SUMS:
+            mean_x = sum_x / rows
+            mean_dx = sum_dx / rows
+            variance = tl.maximum(sum_xx / rows - mean_x * mean_x, 0.0)
+            covariance = sum_xdx / rows - mean_x * mean_dx
+            mean_x += tl.load(x + channel, inside, 0.0).to(tl.float32)
+            mean_dx += tl.load(dx + channel, inside, 0.0).to(tl.float32)
+        else:
+            mean_x = tl.load(running_mean + channel, inside, 0.0).to(tl.float32)
+            variance = tl.load(running_variance + channel, inside, 1.0).to(tl.float32)
+            mean_dx = tl.zeros((BLOCK_CHANNELS,), tl.float32)
+            covariance = tl.zeros((BLOCK_CHANNELS,), tl.float32)
         inverse = 1.0 / tl.sqrt(variance + eps)
-        slope = tl.load(weight + channel, inside, 0.0) * inverse
-        mixing = inverse * (tl.load(dweight + channel, inside, 0.0) - slope * inverse * covariance)
+        slope = inverse
+        if HAS_W:
+            slope *= tl.load(weight + channel, inside, 0.0).to(tl.float32)
+        mixing = -slope * inverse * inverse * covariance
+        if HAS_DW:
+            mixing += inverse * tl.load(dweight + channel, inside, 0.0).to(tl.float32)
+        offset = tl.zeros((BLOCK_CHANNELS,), tl.float32)
+        if HAS_B:
+            offset += tl.load(bias + channel, inside, 0.0).to(tl.float32)
+        offset_tangent = tl.zeros((BLOCK_CHANNELS,), tl.float32)
+        if HAS_DB:
+            offset_tangent += tl.load(dbias + channel, inside, 0.0).to(tl.float32)
         out = coefficients + channel
-        tl.store(out, mean_x + tl.load(x + channel, inside, 0.0).to(tl.float32), inside)
-        tl.store(out + channels, mean_dx + tl.load(dx + channel, inside, 0.0).to(tl.float32), inside)
+        tl.store(out, mean_x, inside)
+        tl.store(out + channels, mean_dx, inside)
         tl.store(out + 2 * channels, slope, inside)
         tl.store(out + 3 * channels, mixing, inside)
-        tl.store(out + 4 * channels, tl.load(bias + channel, inside, 0.0), inside)
-        tl.store(out + 5 * channels, tl.load(dbias + channel, inside, 0.0), inside)
+        tl.store(out + 4 * channels, offset, inside)
+        tl.store(out + 5 * channels, offset_tangent, inside)
 
     @triton.jit
     def _norm_apply(
@@ -251,7 +287,10 @@ if triton is not None:
             tl.store(dy + place, tangent.to(dy.dtype.element_ty), here)
 
     @triton.jit
-    def _layer_norm_tangent(x, dx, weight, dweight, bias, dbias, y, dy, width, eps, BLOCK: tl.constexpr) -> None:
+    def _layer_norm_tangent(
+        x, dx, weight, dweight, bias, dbias, y, dy, width, eps,
+        HAS_W: tl.constexpr, HAS_DW: tl.constexpr, HAS_B: tl.constexpr, HAS_DB: tl.constexpr, BLOCK: tl.constexpr,
+    ) -> None:  # fmt: skip
         column = tl.arange(0, BLOCK)
         inside = column < width
         place = tl.program_id(0).to(tl.int64) * width + column
@@ -262,34 +301,53 @@ if triton is not None:
         inverse = 1.0 / tl.sqrt(tl.sum(centred * centred) / width + eps)
         normalised = centred * inverse
         along = tl.sum(normalised * centred_tangent) / width
-        scale = tl.load(weight + column, inside, 0.0)
-        output = scale * normalised + tl.load(bias + column, inside, 0.0)
-        tangent = scale * inverse * (centred_tangent - normalised * along)
-        tangent += tl.load(dweight + column, inside, 0.0) * normalised + tl.load(dbias + column, inside, 0.0)
+        output = normalised
+        tangent = inverse * (centred_tangent - normalised * along)
+        if HAS_W:
+            scale = tl.load(weight + column, inside, 0.0).to(tl.float32)
+            output *= scale
+            tangent *= scale
+        if HAS_DW:
+            tangent += tl.load(dweight + column, inside, 0.0).to(tl.float32) * normalised
+        if HAS_B:
+            output += tl.load(bias + column, inside, 0.0).to(tl.float32)
+        if HAS_DB:
+            tangent += tl.load(dbias + column, inside, 0.0).to(tl.float32)
         tl.store(y + place, output.to(y.dtype.element_ty), inside)
         tl.store(dy + place, tangent.to(dy.dtype.element_ty), inside)
 
     @triton.jit
-    def _clamp_tangent(x, dx, count, low, high, BLOCK: tl.constexpr) -> None:
+    def _add_clamp(
+        x, dx, y, dy, count, low, high, ADDS: tl.constexpr, CLAMPED: tl.constexpr, BLOCK: tl.constexpr
+    ) -> None:
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = place < count
-        values = tl.load(x + place, inside, 0.0).to(tl.float32)
+        values = tl.load(x + place, inside, 0.0)
         tangents = tl.load(dx + place, inside, 0.0)
-        passed = (values > low) & (values < high)
-        tl.store(dx + place, tl.where(passed, tangents, 0.0), inside)
-        tl.store(x + place, tl.minimum(tl.maximum(values, low), high).to(x.dtype.element_ty), inside)
+        if ADDS:
+            # Rounded to the tensor's precision before it is clamped, as two operators would.
+            values = (values.to(tl.float32) + tl.load(y + place, inside, 0.0).to(tl.float32)).to(values.dtype)
+            tangents = (tangents.to(tl.float32) + tl.load(dy + place, inside, 0.0).to(tl.float32)).to(tangents.dtype)
+        if CLAMPED:
+            exact = values.to(tl.float32)
+            tangents = tl.where((exact > low) & (exact < high), tangents, 0.0)
+            values = tl.minimum(tl.maximum(exact, low), high).to(x.dtype.element_ty)
+        tl.store(dx + place, tangents.to(dx.dtype.element_ty), inside)
+        tl.store(x + place, values, inside)
 
     @triton.jit
     def _attention_tangent(
-        q, dq, k, dk, v, dv, out, dout, heads, length, keys, size, scale, stride_batch, stride_head, stride_row,
+        q, dq, k, dk, v, dv, out, dout, heads, length, keys, size, scale,
+        q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
         BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
     ) -> None:  # fmt: skip
         """One block of queries against all keys, with the running maximum of the scores as reference."""
-        batch_head = tl.program_id(1).to(tl.int64)
+        batch = tl.program_id(1).to(tl.int64) // heads
+        head = tl.program_id(1).to(tl.int64) % heads
         row = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
         column = tl.arange(0, WIDTH)
         in_rows = (row < length)[:, None] & (column < size)[None, :]
-        place = batch_head * length * size + row[:, None] * size + column[None, :]
+        place = batch * q_batch + head * q_head + row[:, None] * q_row + column[None, :]
         query = tl.load(q + place, in_rows, 0.0)
         query_tangent = tl.load(dq + place, in_rows, 0.0)
         highest = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
@@ -300,7 +358,7 @@ if triton is not None:
         for start in range(0, keys, BLOCK_K):
             at = start + tl.arange(0, BLOCK_K)
             here = (at < keys)[:, None] & (column < size)[None, :]
-            place = batch_head * keys * size + at[:, None] * size + column[None, :]
+            place = batch * k_batch + head * k_head + at[:, None] * k_row + column[None, :]
             key = tl.trans(tl.load(k + place, here, 0.0))
             key_tangent = tl.trans(tl.load(dk + place, here, 0.0))
             scores = tl.dot(query, key) * scale
@@ -312,6 +370,7 @@ if triton is not None:
             moved = weights * scores_tangent
             total = total * fade + tl.sum(weights, 1)
             total_tangent = total_tangent * fade + tl.sum(moved, 1)
+            place = batch * v_batch + head * v_head + at[:, None] * v_row + column[None, :]
             value = tl.load(v + place, here, 0.0)
             value_tangent = tl.load(dv + place, here, 0.0)
             kind = value.dtype
@@ -321,7 +380,6 @@ if triton is not None:
             highest = new
         output = sum_out / total[:, None]
         tangent = sum_tangent / total[:, None] - (total_tangent / total)[:, None] * output
-        batch, head = batch_head // heads, batch_head % heads
-        place = batch * stride_batch + head * stride_head + row[:, None] * stride_row + column[None, :]
+        place = batch * out_batch + head * out_head + row[:, None] * out_row + column[None, :]
         tl.store(out + place, output.to(out.dtype.element_ty), in_rows)
         tl.store(dout + place, tangent.to(dout.dtype.element_ty), in_rows)

@@ -12,6 +12,7 @@ to nothing, since the graph holds nearly all of these tensors anyway, and the ta
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import make_dual, unpack_dual
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from semaug import kernels
@@ -61,24 +63,28 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.record = record
         self.paused = False  # while a part runs that no tangent will pass through
-        self._fresh: Tensor | None = None  # the output of a BatchNorm that nothing has been done with yet
+        self._fresh: Tensor | None = None  # the last output, of BatchNorm or +=, that nothing has been done with yet
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        output = func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
         if self.paused:
-            return output
+            return func(*args, **kwargs)
+        # Fused attention draws its masks in an order of its own, which a pass that can be differentiated cannot repeat.
+        drops = func is F.scaled_dot_product_attention and (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0))
+        with sdpa_kernel(SDPBackend.MATH) if drops else nullcontext():
+            output = func(*args, **kwargs)
         fresh, self._fresh = self._fresh, None
         if func in KEPT:
             self.record.calls.append(Call(func, output.detach(), output._version))
-        elif func is F.batch_norm:
+        elif func in CLAMPABLE and isinstance(output, Tensor) and output.is_floating_point():
             self.record.calls.append(Call(func))
             self._fresh = output
         elif fresh is not None and args[0] is fresh:
-            bounds = in_place_bounds(func, args, kwargs or {})
-            if bounds is not None:
-                self.record.calls[-1] = Call(F.batch_norm, fresh.detach(), fresh._version, bounds)
+            last, last.clamped = self.record.calls[-1], in_place_bounds(func, args, kwargs)
+            if last.clamped is not None and last.function is F.batch_norm:
+                last.output, last.version = fresh.detach(), fresh._version
         return output
 
 
@@ -100,7 +106,7 @@ class TangentRules(TorchFunctionMode):
         rule = RULES.get(func)
         if rule is None:
             return func(*args, **kwargs)
-        call = self._next(func) if func in KEPT or func is F.batch_norm else None
+        call = self._next(func, args[0]) if func in KEPT or func in CLAMPABLE else None
         clamped, self._clamped = self._clamped, None
         if clamped is not None and args[0] is clamped:
             return clamped
@@ -113,8 +119,10 @@ class TangentRules(TorchFunctionMode):
             self._clamped = output
         return output
 
-    def _next(self, func: Any) -> Call | None:
+    def _next(self, func: Any, input: Tensor) -> Call | None:
         """The record of this call; none once the pass has gone another way than the recorded one."""
+        if not input.is_floating_point():
+            return None
         call = next(self._calls, None)
         if call is not None and call.function is not func:
             self._calls, call = iter(()), None
@@ -302,7 +310,9 @@ def _attention(
     """With ``P = softmax(S)``, ``S = qkᵀ·scale``: ``ȯ = Pv̇ + (P ⊙ Ṡ)v − rowsum(P ⊙ Ṡ) o``."""
     simple = attn_mask is None and dropout_p == 0.0 and not is_causal and not enable_gqa
     (q, dq), (k, dk), (v, dv) = _split(query), _split(key), _split(value)
-    if not simple or dq is None or dk is None or dv is None or not kernels.fits_attention(query, key, value):
+    if q is None or k is None or v is None or dq is None or dk is None or dv is None:
+        return NotImplemented
+    if not simple or not kernels.fits_attention(q, k, v):
         return NotImplemented
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return _dual(*kernels.attention((q, dq), (k, dk), (v, dv), scale))
@@ -324,14 +334,21 @@ def _clamp(function: Callable[..., Tensor]) -> Callable[..., Any]:
 
 
 def _add_(call: Call | None, input: Tensor, other: Any) -> Any:
-    """``ẋ += ẏ`` in place; torch's own rule makes a copy."""
+    """``ẋ += ẏ`` in place, with the activation that follows; torch's own rule makes a copy."""
     if not isinstance(other, Tensor):
         return NotImplemented
     (x, dx), (y, dy) = _split(input), _split(other)
     if x is None or dx is None or y is None or dy is None or x.shape != y.shape or x.dtype != y.dtype:
         return NotImplemented
+    bounds = None if call is None else call.clamped
+    if kernels.fits_flat(x, dx, y, dy):
+        kernels.add_(x, dx, y, dy, bounds)
+        return input
     x += y
     dx += dy
+    if bounds is not None:
+        dx *= (x > bounds[0]) & (x < bounds[1])
+        x.clamp_(*bounds)
     return input
 
 
@@ -352,3 +369,5 @@ RULES: dict[Any, Callable[..., Any]] = {
 }
 KEPT = {torch.conv1d, torch.conv2d, torch.conv3d, F.linear}
 """Operators whose output the graph of the forward pass holds too, as a rule: BatchNorm or an activation follows."""
+CLAMPABLE = {F.batch_norm, Tensor.__iadd__}
+"""Operators that take over the activation which follows them in place."""
