@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 import references
 from references import FORMS, problem
 from semaug import Diagonal, Full, LowRank, augmented_logits, isda_loss, strength
+from semaug import form as chunked
 
 forms = pytest.mark.parametrize("form", FORMS)
 sizes = {"seed": st.integers(0, 10**6), "n": st.integers(1, 6), "c": st.integers(2, 7), "d": st.integers(1, 6)}
@@ -54,9 +55,9 @@ def test_augmented_logits_equal_the_naive_formula(form):
 @pytest.mark.parametrize("soft", [False, True])
 def test_no_bias_is_a_bias_of_zero(form, soft):
     p = problem(form)
-    features, labels, weight, bias, covariance = p.soft_inputs if soft else p.inputs
-    expected = isda_loss(features, labels, weight, torch.zeros_like(bias), covariance, 2.0)
-    torch.testing.assert_close(isda_loss(features, labels, weight, None, covariance, 2.0), expected, rtol=1e-14, atol=0)
+    features, labels, weight, bias, form = p.soft_inputs if soft else p.inputs
+    expected = isda_loss(features, labels, weight, torch.zeros_like(bias), form, 2.0)
+    torch.testing.assert_close(isda_loss(features, labels, weight, None, form, 2.0), expected, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -78,8 +79,8 @@ def test_loss_is_the_cross_entropy_without_augmentation(form, smoothing, soft, s
     for reduction in ("mean", "sum", "none"):
         options = {"label_smoothing": smoothing, "reduction": reduction}
         expected = F.cross_entropy(F.linear(p.features, p.weight, p.bias), labels, **options)
-        for covariance, scale in ((p.covariance, 0.0), (None, 3.0)):
-            result = isda_loss(p.features, labels, p.weight, p.bias, covariance, scale, **options)
+        for form, scale in ((p.covariance, 0.0), (None, 3.0)):
+            result = isda_loss(p.features, labels, p.weight, p.bias, form, scale, **options)
             torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -208,6 +209,39 @@ def test_gradient_in_the_variance_equals_that_of_the_naive_formula():
     torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-13)
 
 
+@forms
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_reverse_mode_over_forward_mode_equals_double_backward(form, smoothing):
+    p, loss, leaves = differentiable(form)
+    head, parts = leaves[:3], leaves[3:]
+    directions = [torch.randn_like(leaf) for leaf in head]
+
+    def at(*head):
+        return loss(*head, *parts, labels=p.labels, label_smoothing=smoothing)
+
+    gradients = torch.autograd.grad(at(*head), head, create_graph=True)
+    slope = sum((gradient * direction).sum() for gradient, direction in zip(gradients, directions, strict=True))
+    along = torch.func.jvp(at, tuple(leaf.detach() for leaf in head), tuple(directions))[1]
+    torch.testing.assert_close(along, slope)
+    torch.testing.assert_close(torch.autograd.grad(along, parts), torch.autograd.grad(slope, parts))
+
+
+@forms
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_compiled_loss_has_the_same_value_and_gradients(form, soft):
+    p, loss, leaves = differentiable(form)
+
+    def function(*tensors):
+        return loss(*tensors, labels=p.probabilities if soft else p.labels)
+
+    expected = function(*leaves)
+    fullgraph = form != "full by index"  # which reads the index
+    result = torch.compile(function, backend="aot_eager", fullgraph=fullgraph)(*leaves)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+    found, wanted = (torch.autograd.grad(value, leaves) for value in (result, expected))
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
+
+
 # Memory
 
 
@@ -239,8 +273,8 @@ def test_no_tensor_of_the_loss_is_much_larger_than_its_inputs_and_logits(rank, s
     labels, leaves = large_problem(rank, n, c, d)
     features, weight, bias, *parts = leaves
     with LargestTensor() as record:
-        covariance = LowRank(*parts) if rank else Diagonal(*parts)
-        loss = isda_loss(features, labels, weight, bias, covariance, label_smoothing=smoothing)
+        form = LowRank(*parts) if rank else Diagonal(*parts)
+        loss = isda_loss(features, labels, weight, bias, form, label_smoothing=smoothing)
         forward = record.operators
         loss.backward()
     assert all(leaf.grad is not None for leaf in leaves)
@@ -248,6 +282,95 @@ def test_no_tensor_of_the_loss_is_much_larger_than_its_inputs_and_logits(rank, s
     assert record.operators > forward + 5
     assert c * d <= record.largest < 4 * max(n * c, c * d, n * d)
     assert record.largest < min(n * c * d, n * d * d)
+
+
+class LargeAllocations(TorchDispatchMode):
+    """Counts the results of operators that lie in new memory of more than so many numbers in fp32."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers, self.found = numbers, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {memory(leaf).data_ptr() for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)}
+        made = [memory(leaf) for leaf in tree_leaves(out) if torch.is_tensor(leaf)]
+        self.found += [func for new in made if new.nbytes() > 4 * self.numbers and new.data_ptr() not in given]
+        return out
+
+
+def memory(tensor):
+    return tensor.untyped_storage()
+
+
+@pytest.fixture
+def many_classes(monkeypatch):
+    """A problem of which no operator may have a result of more than 2·N·C numbers, the gradient of the weight aside."""
+    n, c, d = 16, 4096, 256
+    monkeypatch.setattr(chunked, "_CHUNK", 2 * n * c)
+    assert 2 * n * c == c * d / 8
+    return (*large_problem(0, n, c, d), LargeAllocations(2 * n * c))
+
+
+def test_forward_and_backward_make_nothing_large_but_the_gradient_of_the_weight(many_classes):
+    labels, (features, weight, bias, variance), record = many_classes
+    with record:
+        isda_loss(features, labels, weight.detach(), bias, Diagonal(variance)).backward()
+        loss = isda_loss(features, labels, weight, bias, Diagonal(variance))
+        assert record.found == []
+        gradient = torch.autograd.grad(loss, (features, weight, bias, variance))[1]
+    assert record.found == [torch.ops.aten.new_empty.default]
+    assert gradient.shape == weight.shape
+
+
+def test_soft_labels_make_nothing_large_but_the_gradient_of_the_weight(many_classes):
+    labels, (_, weight, _, variance), record = many_classes
+    labels = F.one_hot(labels, 4096) * 0.9 + 0.1 / 4096
+    with record:
+        quadratic = Diagonal(variance).quadratic(weight, labels)
+        assert record.found == []
+        torch.autograd.grad(quadratic.sum(), (weight, variance))
+    assert record.found == [torch.ops.aten.new_empty.default]
+
+
+def test_the_head_of_the_meta_gradient_makes_nothing_large(many_classes):
+    labels, (features, weight, bias, variance), record = many_classes
+
+    def loss(features, weight, bias):
+        return isda_loss(features, labels, weight, bias, Diagonal(variance))
+
+    head = tuple(part.detach() for part in (features, weight, bias))
+    directions = tuple(torch.randn_like(part) for part in head)
+    with record:
+        along = torch.func.jvp(loss, head, directions)[1]
+        (gradient,) = torch.autograd.grad(along, variance)
+    assert record.found == []
+    assert gradient.norm() > 0
+
+
+def test_the_graph_keeps_nothing_large_but_the_weight(many_classes):
+    labels, (features, weight, bias, variance), _ = many_classes
+    kept = {}
+
+    def keep(tensor):
+        kept[memory(tensor).data_ptr()] = memory(tensor).nbytes() / 4
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        isda_loss(features, labels, weight, bias, Diagonal(variance))
+    assert kept.pop(memory(weight).data_ptr()) == weight.numel()
+    assert sum(kept.values()) < 2 * 16 * 4096
+
+
+def test_the_record_of_large_allocations_sees_new_memory_and_that_alone():
+    with LargeAllocations(99) as record:
+        large = torch.zeros(10, 10)
+        large.T.add_(1)[2:].expand(3, 8, 10)
+        large[:5] + large[5:]
+        large.sum(0, keepdim=True).expand(1000, 10)
+        assert record.found == [torch.ops.aten.zeros.default]
+        large.T + 1
+    assert len(record.found) == 2
 
 
 def test_the_record_of_memory_catches_the_naive_formula():
@@ -310,6 +433,27 @@ def test_gradients_inside_autocast_keep_the_type_of_their_inputs():
     expected = torch.autograd.grad(isda_loss(rounded, p.labels, weight, p.bias, p.covariance), weight)[0]
     assert features.grad.dtype == torch.bfloat16
     assert torch.equal(weight.grad, expected)
+
+
+def test_a_backward_pass_inside_autocast_is_computed_in_fp32():
+    p = problem("diagonal", n=8, c=6, d=16, dtype=torch.float32)
+    leaves = [p.features.requires_grad_(), p.weight.requires_grad_(), p.bias.requires_grad_()]
+    expected = torch.autograd.grad(isda_loss(*p.inputs), leaves)
+    directions = tuple(torch.randn_like(leaf) for leaf in leaves)
+
+    def along():
+        head = tuple(leaf.detach() for leaf in leaves)
+        return torch.func.jvp(lambda a, w, b: isda_loss(a, p.labels, w, b, p.covariance), head, directions)[1]
+
+    slope = along()
+    with torch.autocast("cpu", torch.bfloat16):
+        quadratic = p.covariance.quadratic(p.weight, p.labels)
+        inside = torch.autograd.grad(quadratic, p.weight, torch.ones_like(quadratic))[0]
+        found = torch.autograd.grad(isda_loss(*p.inputs), leaves)
+        assert torch.equal(along(), slope)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    quadratic = p.covariance.quadratic(p.weight, p.labels)
+    assert torch.equal(inside, torch.autograd.grad(quadratic, p.weight, torch.ones_like(quadratic))[0])
 
 
 # The schedule

@@ -8,18 +8,21 @@ Each form answers two questions about a batch of N samples whose features have D
 
 ``w̄_i`` is the head's weight of the sample's own class, ``w_{y_i}``; for soft labels p it is the mean ``Σ_k p_ik w_k``
 (see :func:`semaug.functional.isda_loss` for why). The quadratic form is expanded so that only matrix products appear:
-neither N×C×D nor, for the first two forms, N×D×D numbers are ever held.
+neither N×C×D nor, for the first two forms, N×D×D numbers are ever held. The diagonal form is worked off in chunks of
+classes besides, so that its only C×D numbers are the weight and, in a backward pass, the gradient of the weight.
 """
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from semaug.form import augmented, without_own_class
+from semaug.precision import full_precision, widened
 
 
 class Covariance(Protocol):
@@ -35,18 +38,6 @@ class Covariance(Protocol):
 
     def diagonal(self) -> Tensor:
         """The variances, shape (N, D)."""
-
-
-@contextmanager
-def full_precision(like: Tensor) -> Iterator[None]:
-    """Switch autocast off: the quadratic form subtracts nearly equal numbers and needs fp32 at least."""
-    with torch.autocast(like.device.type, enabled=False):
-        yield
-
-
-def widened(tensor: Tensor) -> Tensor:
-    """``tensor`` in fp32 if it came in half precision, else as it is (fp64 stays fp64)."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def own_weight(weight: Tensor, labels: Tensor) -> Tensor:
@@ -66,11 +57,6 @@ def _check_fit(weight: Tensor, labels: Tensor, samples: int, dimensions: int) ->
             f"a covariance of {samples} samples in {dimensions} dimensions does not fit {labels.shape[0]} labels and "
             f"a head of {weight.shape[1]} dimensions"
         )
-
-
-def _without_own_class(quadratic: Tensor, labels: Tensor) -> Tensor:
-    """Set the own-class column to exactly 0: its expansion cancels only up to rounding."""
-    return quadratic if labels.is_floating_point() else quadratic.scatter(1, labels[:, None], 0.0)
 
 
 def _noise(features: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
@@ -95,12 +81,17 @@ class Diagonal:
         """``s·w_j² − 2 (s ⊙ w̄)·w_j + s·w̄²``: two products of size N×D×C."""
         _check_fit(weight, labels, *self.variance.shape)
         with full_precision(weight):
-            weight = _centred(weight)
-            variance = self.variance.to(weight.dtype)
-            own = own_weight(weight, labels)
-            scaled = variance * own
-            quadratic = variance @ weight.square().T - 2 * (scaled @ weight.T) + (scaled * own).sum(1, keepdim=True)
-            return _without_own_class(quadratic, labels)
+            weight = widened(weight)
+            return augmented(None, None, self.variance.to(weight.dtype), weight, labels)
+
+    def augmented_logits(
+        self, features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, strength: float | Tensor
+    ) -> Tensor:
+        """``w_j·a_i + b_j + (λ/2)·quadratic``, shape (N, C): one gradient of the weight for both terms."""
+        _check_fit(weight, labels, *self.variance.shape)
+        with full_precision(weight):
+            features, weight, bias = widened(features), widened(weight), None if bias is None else widened(bias)
+            return augmented(features, bias, strength / 2 * self.variance.to(weight.dtype), weight, labels)
 
     def sample(
         self, features: Tensor, count: int, strength: float = 1.0, generator: torch.Generator | None = None
@@ -127,12 +118,12 @@ class LowRank:
         """The diagonal's form plus ``Σ_r (u_r·w_j − u_r·w̄)²``: one product of size (N·rank)×D×C more."""
         _check_fit(weight, labels, self.factors.shape[0], self.factors.shape[2])
         with full_precision(weight):
-            weight = _centred(weight)
-            factors = self.factors.to(weight.dtype)
-            along_own = torch.einsum("nrd,nd->nr", factors, own_weight(weight, labels))
-            along_all = (factors.flatten(0, 1) @ weight.T).view(*factors.shape[:2], -1)
+            centred = _centred(weight)
+            factors = self.factors.to(centred.dtype)
+            along_own = torch.einsum("nrd,nd->nr", factors, own_weight(centred, labels))
+            along_all = (factors.flatten(0, 1) @ centred.T).view(*factors.shape[:2], -1)
             spread = (along_all - along_own[..., None]).square().sum(1)
-            return Diagonal(self.variance).quadratic(weight, labels) + _without_own_class(spread, labels)
+            return Diagonal(self.variance).quadratic(weight, labels) + without_own_class(spread, labels)
 
     def sample(
         self, features: Tensor, count: int, strength: float = 1.0, generator: torch.Generator | None = None
@@ -185,7 +176,7 @@ class Full:
                 rows = (mapped * weight).sum(1) - 2 * own_mapped @ weight.T
                 rows = rows + (own_mapped * own[members]).sum(1, keepdim=True)
                 quadratic = quadratic.index_copy(0, members, rows)
-            return _without_own_class(quadratic, labels)
+            return without_own_class(quadratic, labels)
 
     def sample(
         self, features: Tensor, count: int, strength: float = 1.0, generator: torch.Generator | None = None

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from semaug.covariance import Covariance, full_precision, soft_labels, widened
+from semaug.covariance import Covariance, Diagonal, soft_labels
+from semaug.precision import full_precision, widened
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -47,6 +48,8 @@ def augmented_logits(
     the host wait for an accelerator.
     """
     check_inputs(features, labels, weight, bias, strength, validate=validate)
+    if isinstance(covariance, Diagonal):
+        return covariance.augmented_logits(features, labels, weight, bias, strength)
     logits = _logits(features, weight, bias)
     return logits if covariance is None else logits + strength / 2 * covariance.quadratic(weight, labels)
 

@@ -25,10 +25,11 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from semaug import functional
-from semaug.covariance import Covariance, full_precision, widened
+from semaug.covariance import Covariance
 from semaug.metagrad import Engine, HeadLoss, TrainProblem, global_norm, meta_gradient
 from semaug.network import Network, Tape
 from semaug.optim import Step, pseudo_step
+from semaug.precision import full_precision, widened
 from semaug.sources import CovNet, Source
 
 Order = Literal["paper", "pipelined"]

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from semaug.covariance import Covariance, Diagonal, Full, LowRank, full_precision, widened
+from semaug.covariance import Covariance, Diagonal, Full, LowRank
+from semaug.precision import full_precision, widened
 
 
 class Source(nn.Module):

@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from semaug import kernels
-from semaug.covariance import widened as _widened
+from semaug.precision import widened
 
 Bounds = tuple[float, float]
 """Where an activation that clamps its input passes it on: (0, ∞) for ReLU, (0, 6) for ReLU6."""
@@ -259,7 +259,7 @@ def _batch_norm(
             primal.clamp_(*bounds)
     shape = (1, -1, *[1] * (x.ndim - 2))
     dims = [dim for dim in range(x.ndim) if dim != 1]
-    x, dx = _widened(x), _widened(dx)
+    x, dx = widened(x), widened(dx)
     if running_mean is None or running_var is None:
         variance, mean = torch.var_mean(x, dims, correction=0)
         centred = x - mean.view(shape)
