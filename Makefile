@@ -24,7 +24,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python benchmarks/meta_step.py
+	$(BIN)/semaug bench
 
 theorem: $(READY)
 	$(BIN)/python -m semaug.experiments.theorem theorem.png

@@ -252,3 +252,22 @@ def test_a_compiled_pass_gives_the_same_features_gradients_and_statistics(frozen
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         results.append((features.detach(), replayed.detach(), gradients, model.state_dict()))
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("frozen", [0, 2])
+def test_a_compiled_pass_is_compiled_once_and_takes_two_backward_passes(frozen: int) -> None:
+    counters = torch._dynamo.utils.counters["stats"]
+    torch._dynamo.reset()
+    network = Network(TinyNet(drop=0.0), frozen, blocks=TINY_BLOCKS, compile="aot_eager")
+    graphs = []
+    for seed in range(5):
+        images = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(seed))
+        features, _ = network.forward(images)
+        late = list(network.late_parameters().values())
+        first, second = (
+            torch.autograd.grad(features.square().sum(), late, retain_graph=True, allow_unused=True) for _ in range(2)
+        )
+        torch.testing.assert_close(first, second)
+        graphs.append(counters["unique_graphs"])
+    assert graphs[0] > 0
+    assert graphs[1:] == graphs[1:2] * 4

@@ -8,11 +8,11 @@ identity, so that calling one gives the feature ``a``, and each early module by 
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch._functorch.config
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from semaug.blocks import below, find_blocks, find_head, unwrapped
@@ -83,11 +83,12 @@ class Network:
 
     def late_parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters that the pseudo update moves, the head's among them, by name."""
-        return {
-            name: parameter
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad and name not in self._early_names
-        }
+        if self._other is None:
+            parameters = dict(self.model.named_parameters())
+        else:  # the same, without a walk through the whole model
+            found = ((name, places[0]) for name, places in self._other.places.items())
+            parameters = {name: cast(nn.Parameter, module._parameters[key]) for name, (module, _, key) in found}
+        return {n: p for n, p in parameters.items() if p.requires_grad and n not in self._early_names}
 
     def head_parameters(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the head among `parameters`, or the model's own where they are not."""
@@ -120,7 +121,8 @@ class Network:
     def forward_at(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """Features of `images` at other late parameters; no gradient into the early part, no statistics moved."""
         other = self._other_view(images)
-        return self._checked(functional_call(other.root, dict(parameters), (images,)), images)
+        with other.at(parameters):
+            return self._checked(other.root(images), images)
 
     def replay(self, parameters: Mapping[str, Tensor], tape: Tape) -> Tensor:
         """The late part of a recorded pass again, at `parameters`, with the same early outputs and random masks."""
@@ -129,13 +131,13 @@ class Network:
     def _record(self, view: View, tape: Tape, run: Callable[[Tensor], Any] | None = None) -> Tensor:
         recorder = None if tape.late is None else Recorder(tape.late)
         for early in view.early:
-            early.recording, early.recorder = tape, recorder
+            early.records, early.recording, early.recorder = True, tape, recorder
         try:
             with recorder or nullcontext():
                 return self._checked((view.root if run is None else run)(tape.images), tape.images)
         finally:
             for early in view.early:
-                early.recording = early.recorder = None
+                early.records, early.recording, early.recorder = False, None, None
 
     def _play(self, view: View, tape: Tape, parameters: Mapping[str, Tensor]) -> Tensor:
         now = random_state(tape.images.device)
@@ -143,7 +145,8 @@ class Network:
             early.playing, early.calls = tape, 0
         set_random_state(tape.random_state, tape.images.device)
         try:
-            return self._checked(functional_call(view.root, dict(parameters), (tape.images,)), tape.images)
+            with view.at(parameters):
+                return self._checked(view.root(tape.images), tape.images)
         finally:
             set_random_state(now, tape.images.device)
             for early in view.early:
@@ -163,6 +166,9 @@ class Network:
         if self._main is None or self._other is None:
             self._main, self._other = self._split(images)
             if self._backend is not None:
+                # More than one backward pass goes through the graph. torch looks at this when it compiles and in each
+                # backward pass, so it cannot be set for one model alone.
+                torch._functorch.config.donated_buffer = False
                 self._compiled = torch.compile(self._main.root, backend=self._backend)
 
     def _main_view(self, images: Tensor) -> View:

@@ -4,7 +4,7 @@ A view shares the model's parameters, and nothing of the model is changed. It is
 drop rate or a mode that the owner changes later holds in the view too.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +62,7 @@ class Early(nn.Module):
         self.constant = constant  # run without a graph: only the late part's gradient is wanted
         self.needed = True  # by the late part; otherwise only the shape of the output is kept
         self.overwritten = False  # in place, by what follows: then the tape needs a copy
+        self.records = False  # on `recording`, a new tape for each pass; a compiled pass looks at this flag alone
         self.recording: Tape | None = None
         self.recorder: Recorder | None = None
         self.playing: Tape | None = None
@@ -71,28 +72,25 @@ class Early(nn.Module):
         if self.playing is not None:
             self.calls += 1
             return self.playing.play(self, self.calls - 1)
-        with torch.no_grad() if self.constant else nullcontext(), _paused(self.recorder):
+        if self.recorder is not None:
+            self.recorder.paused = True
+        with torch.no_grad() if self.constant else nullcontext():
             output = self.inner(*args, **kwargs)
-        if self.recording is not None:
-            self.recording.record(self, output)
+        if self.recorder is not None:
+            self.recorder.paused = False
+        if self.records:
+            self._record(output)
         return output
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _record(self, output: Any) -> None:
+        assert self.recording is not None
+        self.recording.record(self, output)
 
     def to_keep(self, tensor: Tensor) -> Tensor:
         if not self.needed:
             return tensor.new_zeros(()).expand(tensor.shape)
         return tensor.detach().clone() if self.overwritten else tensor.detach()
-
-
-@contextmanager
-def _paused(recorder: Recorder | None) -> Iterator[None]:
-    if recorder is None:
-        yield
-        return
-    recorder.paused = True
-    try:
-        yield
-    finally:
-        recorder.paused = False
 
 
 @dataclass
@@ -120,7 +118,31 @@ class View:
         self.pairs: list[tuple[nn.Module, nn.Module]] = []
         self.early: list[Early] = []
         self.root = self._copy(model, "", replace, {})
+        self.places = self._find_places(model)
         self.refresh()
+
+    def _find_places(self, model: nn.Module) -> dict[str, list[tuple[nn.Module, nn.Module, str]]]:
+        """Where each parameter is found, by name: module, its twin and the attribute; several where it is shared."""
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        places: dict[str, list[tuple[nn.Module, nn.Module, str]]] = {name: [] for name in names.values()}
+        for module, twin in self.pairs:
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    places[names[parameter]].append((module, twin, key))
+        return places
+
+    @contextmanager
+    def at(self, parameters: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let the view, which must not be one that tracks, stand at other parameters for a while."""
+        assert not self.tracks
+        places = [(tensor, place) for name, tensor in parameters.items() for place in self.places[name]]
+        for tensor, (_, twin, key) in places:
+            twin._parameters[key] = tensor  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for _, (module, twin, key) in places:
+                twin._parameters[key] = module._parameters[key]
 
     def _copy(
         self,

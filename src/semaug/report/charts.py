@@ -192,3 +192,51 @@ def bar_chart(names: Sequence[str], shares: Sequence[tuple[int, str, dict[str, f
         groups.append(BarGroup(name, y + 14, bars))
         y += 19 + len(known) * pitch + 8
     return BarChart(groups, y)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured value with its spread; without a value, the text says why. `muted`: shown as something known."""
+
+    label: str
+    value: float | None
+    spread: float
+    text: str
+    muted: bool = False
+
+
+@dataclass(frozen=True)
+class MeasuredBar:
+    row: Measured
+    y: float
+    end: float  # where the bar ends
+    low: float  # ends of the whisker
+    high: float
+
+
+@dataclass(frozen=True)
+class MeasuredBars:
+    bars: list[MeasuredBar]
+    ticks: list[Tick]
+    one: float  # where the value 1 lies
+    bottom: float
+    width: int = 760
+    left: int = 236
+    right: int = 580
+    thickness: int = 20
+
+
+def measured_bars(rows: Sequence[Measured]) -> MeasuredBars:
+    """Bars from zero to values around 1 or above, one below the other, each with a whisker of ± its spread."""
+    left, right, pitch = MeasuredBars.left, MeasuredBars.right, MeasuredBars.thickness + 12
+    values = _round_numbers(0.0, max([1.0, *(row.value + row.spread for row in rows if row.value is not None)]))
+
+    def x_of(value: float) -> float:
+        return left + (right - left) * value / values[-1]
+
+    bars = []
+    for i, row in enumerate(rows):
+        value = row.value or 0.0
+        low, high = x_of(_lower(value, row.spread)), x_of(value + row.spread)
+        bars.append(MeasuredBar(row, 8.0 + i * pitch, x_of(value), low, high))
+    return MeasuredBars(bars, [Tick(x_of(v), plain(v)) for v in values], x_of(1.0), 8.0 + len(rows) * pitch)
