@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from semaug import bench, cli, metagrad
-from semaug.bench import METHODS, BenchConfig, Result, Timing, median_and_spread
+from semaug import cli, metagrad
+from semaug.bench import METHODS, BenchConfig, Result, Timing, median_and_spread, timing
 from semaug.meta import LearnableAugmentation
 from tiny import TinyNet
 
@@ -149,7 +149,7 @@ def test_a_method_that_breaks_is_reported_in_one_sentence(
 def test_a_network_with_dropout_has_no_reference_in_another_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "build_model", lambda name, classes, pixels: TinyNet(classes))
+    monkeypatch.setattr(timing, "build_model", lambda name, classes, pixels: TinyNet(classes))
     skipped = ["isda", "pipelined", "paper-interval", "pipelined-interval"]
     assert cli.main(["bench", *TINY, "--output", str(tmp_path), "--skip", *skipped]) == 0
     found = json.loads((tmp_path / "bench.json").read_text())

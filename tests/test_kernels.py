@@ -65,13 +65,36 @@ def test_batch_norm_kernel(
 
 
 @needs_triton
-def test_batch_norm_kernel_is_the_one_that_ran(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    kernel = kernels.batch_norm
-    monkeypatch.setattr(kernels, "batch_norm", lambda *args: calls.append(args) or kernel(*args))
+def test_a_residual_block_takes_one_kernel_for_each_of_its_stages(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BatchNorm takes over the ReLU that follows it, and the addition the one that follows that."""
+    calls: list[tuple[str, bool]] = []
+
+    def counted(name: str, bounds: int) -> None:
+        kernel = getattr(kernels, name)
+
+        def call(*args: object) -> object:
+            calls.append((name, args[bounds] is not None))
+            return kernel(*args)
+
+        monkeypatch.setattr(kernels, name, call)
+
+    counted("batch_norm", 6)
+    counted("add_", 4)
+    counted("clamp_", 2)
+
+    def block(x: Tensor) -> Tensor:
+        y = F.relu(F.batch_norm(x, None, None, training=True), inplace=True)
+        y = F.batch_norm(y, None, None, training=True)
+        y += x
+        return F.relu(y, inplace=True)
+
     x = numbers(2, 8, 4, 4, dtype=torch.float32).to(memory_format=torch.channels_last)
-    through(lambda x: F.batch_norm(x, None, None, training=True), [x], [True], device)
-    assert len(calls) == 1
+    _, record = recorded(block, [x.to(device)])
+    found = through(block, [x], [True], device, record)
+    assert calls == [("batch_norm", True), ("batch_norm", False), ("add_", True)]
+    assert_same(found, torchs(block, [x.double()], [True]), 1e-5)
 
 
 @needs_triton

@@ -58,6 +58,16 @@ def fits_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return half and same and _usable(query, key, value) and query.shape[-1] == value.shape[-1] <= 128
 
 
+def _blocks(count: int, size: int) -> int:
+    """How many blocks of a size hold so many things."""
+    return -(-count // size)
+
+
+def _power_of_two(count: int) -> int:
+    """The least power of two that is not below."""
+    return 1 << (count - 1).bit_length()
+
+
 # -- BatchNorm --------------------------------------------------------------------------------------------------------
 
 
@@ -77,30 +87,30 @@ def batch_norm(
     """
     channels = x.shape[1]
     rows = x.numel() // channels
-    block = min(128, triton.next_power_of_2(channels))
+    block = min(128, _power_of_two(channels))
     height = 4096 // block
-    columns = triton.cdiv(channels, block)
+    columns = _blocks(channels, block)
     coefficients = torch.empty(6, channels, dtype=torch.float32, device=x.device)
     parameters = (*weight, *bias)
     given = {f"HAS_{name}": tensor is not None for name, tensor in zip(("W", "DW", "B", "DB"), parameters, strict=True)}
     pointers = [coefficients if tensor is None else tensor for tensor in parameters]
     mean, variance = statistics
     if mean is None or variance is None:
-        splits = max(1, min(triton.cdiv(rows, 4 * height), 1024 // columns))
+        splits = max(1, min(_blocks(rows, 4 * height), 1024 // columns))
         sums = torch.empty(splits, 4, channels, dtype=torch.float32, device=x.device)
-        per_program = triton.cdiv(triton.cdiv(rows, splits), height) * height
+        per_program = _blocks(_blocks(rows, splits), height) * height
         _norm_sums[(columns, splits)](x, dx, sums, rows, channels, per_program, BLOCK_ROWS=height, BLOCK_CHANNELS=block)
         mean = variance = coefficients
     else:
         splits, sums = 0, coefficients
-    _norm_coefficients[(triton.cdiv(channels, 8),)](
+    _norm_coefficients[(_blocks(channels, 8),)](
         x, dx, sums, mean, variance, *pointers, coefficients, rows, channels, splits, eps,
         HAS_SUMS=splits > 0, **given, BLOCK_SPLITS=128, BLOCK_CHANNELS=8,
     )  # fmt: skip
     dy = torch.empty_like(dx)
     y = torch.empty_like(x) if want_primal else dy
     low, high = bounds or (0.0, 0.0)
-    _norm_apply[(columns, triton.cdiv(rows, 4 * height))](
+    _norm_apply[(columns, _blocks(rows, 4 * height))](
         x, dx, coefficients, y, dy, rows, channels, low, high,
         CLAMPED=bounds is not None, WANT_PRIMAL=want_primal, BLOCK_ROWS=height, BLOCK_CHANNELS=block, REPEAT=4,
     )  # fmt: skip
@@ -116,23 +126,21 @@ def layer_norm(
     parameters = (*weight, *bias)
     given = {f"HAS_{name}": tensor is not None for name, tensor in zip(("W", "DW", "B", "DB"), parameters, strict=True)}
     pointers = [y if tensor is None else tensor for tensor in parameters]
-    _layer_norm_tangent[(x.numel() // width,)](
-        x, dx, *pointers, y, dy, width, eps, **given, BLOCK=triton.next_power_of_2(width)
-    )
+    _layer_norm_tangent[(x.numel() // width,)](x, dx, *pointers, y, dy, width, eps, **given, BLOCK=_power_of_two(width))
     return y, dy
 
 
 def clamp_(x: Tensor, dx: Tensor, low: float, high: float) -> None:
     """Clamp `x` in place and set its tangent to 0 where that held it."""
     count = x.numel()
-    _add_clamp[(triton.cdiv(count, 4096),)](x, dx, x, dx, count, low, high, ADDS=False, CLAMPED=True, BLOCK=4096)
+    _add_clamp[(_blocks(count, 4096),)](x, dx, x, dx, count, low, high, ADDS=False, CLAMPED=True, BLOCK=4096)
 
 
 def add_(x: Tensor, dx: Tensor, y: Tensor, dy: Tensor, bounds: tuple[float, float] | None) -> None:
     """Add `y` to `x` in place, and tangent to tangent; then clamp as :func:`clamp_` does, if bounds are given."""
     count = x.numel()
     low, high = bounds or (0.0, 0.0)
-    _add_clamp[(triton.cdiv(count, 4096),)](
+    _add_clamp[(_blocks(count, 4096),)](
         x, dx, y, dy, count, low, high, ADDS=True, CLAMPED=bounds is not None, BLOCK=4096
     )
 
@@ -146,9 +154,9 @@ def attention(query: Dual, key: Dual, value: Dual, scale: float) -> tuple[Tensor
         torch.empty(batch, length, heads, size, dtype=q.dtype, device=q.device).transpose(1, 2) for _ in range(2)
     )
     strides = [stride for tensor in (q, k, v, out) for stride in tensor.stride()[:3]]
-    width = max(16, triton.next_power_of_2(size))
+    width = max(16, _power_of_two(size))
     block = 64 if width <= 64 else 32
-    _attention_tangent[(triton.cdiv(length, block), batch * heads)](
+    _attention_tangent[(_blocks(length, block), batch * heads)](
         q, dq, k, dk, v, dv, out, dout, heads, length, k.shape[2], size, scale,
         *strides, BLOCK_Q=block, BLOCK_K=block, WIDTH=width, num_warps=4,
     )  # fmt: skip

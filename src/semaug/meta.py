@@ -157,6 +157,7 @@ class LearnableAugmentation:
         }
 
     def _half_step(self, images: Tensor, labels: Tensor, meta_images: Tensor, meta_labels: Tensor) -> Metrics:
+        self.optimizer.zero_grad(set_to_none=True)  # here, so that old gradients take no room beside two graphs
         parts = self._parts(images, labels)
         if self.order == "paper":
             metrics = self._paper_order(parts, self._parts(meta_images, meta_labels))

@@ -61,31 +61,35 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self, record: Record) -> None:
         super().__init__()
-        self.record = record
-        self.paused = False  # while a part runs that no tangent will pass through
+        self.calls = record.calls
         self._fresh: Tensor | None = None  # the last output, of BatchNorm or +=, that nothing has been done with yet
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        if self.paused:
-            return func(*args, **kwargs)
-        # Fused attention draws its masks in an order of its own, which a pass that can be differentiated cannot repeat.
-        drops = func is F.scaled_dot_product_attention and (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0))
-        with sdpa_kernel(SDPBackend.MATH) if drops else nullcontext():
-            output = func(*args, **kwargs)
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _attend(*args, **kwargs)
+        output = func(*args, **kwargs)
         fresh, self._fresh = self._fresh, None
         if func in KEPT:
-            self.record.calls.append(Call(func, output.detach(), output._version))
-        elif func in CLAMPABLE and isinstance(output, Tensor) and output.is_floating_point():
-            self.record.calls.append(Call(func))
+            self.calls.append(Call(func, output.detach(), output._version))
+        elif func in CLAMPABLE and output.is_floating_point():
+            self.calls.append(Call(func))
             self._fresh = output
         elif fresh is not None and args[0] is fresh:
-            last, last.clamped = self.record.calls[-1], in_place_bounds(func, args, kwargs)
+            last, last.clamped = self.calls[-1], in_place_bounds(func, args, kwargs)
             if last.clamped is not None and last.function is F.batch_norm:
                 last.output, last.version = fresh.detach(), fresh._version
         return output
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **options: Any
+) -> Tensor:
+    """Attention; with dropout not by a fused kernel, whose masks come in an order that no other pass can repeat."""
+    with sdpa_kernel(SDPBackend.MATH) if dropout_p else nullcontext():
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **options)
 
 
 class TangentRules(TorchFunctionMode):
@@ -97,21 +101,19 @@ class TangentRules(TorchFunctionMode):
     def __init__(self, record: Record | None = None) -> None:
         super().__init__()
         self._calls = iter(record.calls if record is not None else ())
-        self._clamped: Tensor | None = None  # what BatchNorm put out, the activation that follows already applied
+        self._clamped: Tensor | None = None  # what an operator put out, the activation that follows already applied
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs = kwargs or {}
         rule = RULES.get(func)
-        if rule is None:
+        if rule is None or torch.is_grad_enabled():
             return func(*args, **kwargs)
-        call = self._next(func, args[0]) if func in KEPT or func in CLAMPABLE else None
         clamped, self._clamped = self._clamped, None
         if clamped is not None and args[0] is clamped:
             return clamped
-        if torch.is_grad_enabled():  # a rule's result would have no graph
-            return func(*args, **kwargs)
+        call = self._next(func, args[0]) if func in KEPT or func in CLAMPABLE else None
         output = rule(call, *args, **kwargs)
         if output is NotImplemented:
             return func(*args, **kwargs)
@@ -333,9 +335,9 @@ def _clamp(function: Callable[..., Tensor]) -> Callable[..., Any]:
     return rule
 
 
-def _add_(call: Call | None, input: Tensor, other: Any) -> Any:
+def _add_(call: Call | None, input: Tensor, other: Any, *, alpha: float = 1) -> Any:
     """``ẋ += ẏ`` in place, with the activation that follows; torch's own rule makes a copy."""
-    if not isinstance(other, Tensor):
+    if not isinstance(other, Tensor) or alpha != 1:
         return NotImplemented
     (x, dx), (y, dy) = _split(input), _split(other)
     if x is None or dx is None or y is None or dy is None or x.shape != y.shape or x.dtype != y.dtype:
@@ -365,9 +367,9 @@ RULES: dict[Any, Callable[..., Any]] = {
     F.hardtanh: _clamp(F.hardtanh),
     torch.relu_: _clamp(torch.relu_),
     Tensor.relu_: _clamp(Tensor.relu_),
-    Tensor.__iadd__: _add_,
+    Tensor.add_: _add_,
 }
 KEPT = {torch.conv1d, torch.conv2d, torch.conv3d, F.linear}
 """Operators whose output the graph of the forward pass holds too, as a rule: BatchNorm or an activation follows."""
-CLAMPABLE = {F.batch_norm, Tensor.__iadd__}
+CLAMPABLE = {F.batch_norm, Tensor.add_}
 """Operators that take over the activation which follows them in place."""

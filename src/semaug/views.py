@@ -72,18 +72,20 @@ class Early(nn.Module):
         if self.playing is not None:
             self.calls += 1
             return self.playing.play(self, self.calls - 1)
-        if self.recorder is not None:
-            self.recorder.paused = True
+        if self.recorder is not None:  # which notes what the late part does
+            self.recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         with torch.no_grad() if self.constant else nullcontext():
             output = self.inner(*args, **kwargs)
-        if self.recorder is not None:
-            self.recorder.paused = False
         if self.records:
-            self._record(output)
+            if torch.compiler.is_compiling():
+                _outside_the_graph(self, output)
+            else:
+                self.record(output)
+        if self.recorder is not None:
+            self.recorder.__enter__()  # type: ignore[no-untyped-call]
         return output
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _record(self, output: Any) -> None:
+    def record(self, output: Any) -> None:
         assert self.recording is not None
         self.recording.record(self, output)
 
@@ -91,6 +93,11 @@ class Early(nn.Module):
         if not self.needed:
             return tensor.new_zeros(()).expand(tensor.shape)
         return tensor.detach().clone() if self.overwritten else tensor.detach()
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _outside_the_graph(early: Early, output: Any) -> None:
+    early.record(output)
 
 
 @dataclass
