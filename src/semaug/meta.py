@@ -28,7 +28,7 @@ from semaug import functional
 from semaug.covariance import Covariance
 from semaug.metagrad import Engine, HeadLoss, TrainProblem, global_norm, meta_gradient
 from semaug.network import Network, Tape
-from semaug.optim import Step, pseudo_step
+from semaug.optim import Step, pseudo_step, sensitivities
 from semaug.precision import full_precision, widened
 from semaug.sources import CovNet, Source
 
@@ -275,11 +275,11 @@ class LearnableAugmentation:
     def _keep(self, parts: list[Part], factor: Tensor | float) -> None:
         late = self._late_parameters()
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in late.values()]
-        steps = pseudo_step(self.optimizer, list(late.values()), gradients)
+        slopes = sensitivities(self.optimizer, list(late.values()), gradients)
         self._last_real = _RealStep(
             parts,
             {name: parameter.detach().clone() for name, parameter in late.items()},
-            {name: factor * slope for name, (_, slope) in zip(late, steps, strict=True)},
+            {name: factor * slope for name, slope in zip(late, slopes, strict=True)},
             self.strength,
         )
 
@@ -296,7 +296,7 @@ class LearnableAugmentation:
     ) -> Metrics:
         """One step on θ_g, for L_train of `parts` at `parameters` and the meta loss's `gradient` after the step."""
         assert self.meta_optimizer is not None
-        direction = {name: sensitivity[name] * gradient[name] for name in gradient}
+        direction = _scaled(gradient, sensitivity)
         total: list[Tensor] | None = None
         for part in parts:
             assert part.features is not None and part.tape is not None  # noqa: PT018
@@ -481,6 +481,15 @@ class LearnableAugmentation:
         if last is not None:
             last = _RealStep(**{**last, "parts": [Part(**{**p, "tape": Tape(**p["tape"])}) for p in last["parts"]]})
         self._last_real = last
+
+
+def _scaled(gradient: Mapping[str, Tensor], sensitivity: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
+    """Each gradient times its sensitivity; at once where these are numbers."""
+    slopes = [sensitivity[name] for name in gradient]
+    numbers = [slope for slope in slopes if not isinstance(slope, Tensor)]
+    if len(numbers) < len(slopes):
+        return {name: slope * value for (name, value), slope in zip(gradient.items(), slopes, strict=True)}
+    return dict(zip(gradient, torch._foreach_mul(list(gradient.values()), numbers), strict=True))
 
 
 def _part_state(part: Part) -> dict[str, Any]:

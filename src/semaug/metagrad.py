@@ -121,10 +121,12 @@ def _features_tangent(problem: TrainProblem, direction: Mapping[str, Tensor]) ->
     names = [name for name in problem.parameters if name not in head]
     if not names:  # only the head is late: the features do not move
         return torch.zeros_like(problem.features)
-    # The pass is linear in the direction. Scaling it to the parameters' own size keeps half precision in its range.
     primals, tangents = [problem.parameters[n].detach() for n in names], [direction[n] for n in names]
-    scale = global_norm(primals) / global_norm(tangents).clamp_min(1e-30)
-    tangents = list(torch._foreach_mul(tangents, scale))
+    scale = None
+    if problem.autocast == torch.float16:
+        # The pass is linear in the direction; scaled to the parameters' own size it stays in the range of fp16.
+        scale = global_norm(primals) / global_norm(tangents).clamp_min(1e-30)
+        tangents = list(torch._foreach_mul(tangents, scale))
     with _quiet_first_time(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), dual_level():
         dual = {name: make_dual(*pair) for name, *pair in zip(names, primals, tangents, strict=True)}
         with TangentRules(problem.tape.late):
@@ -135,7 +137,8 @@ def _features_tangent(problem: TrainProblem, direction: Mapping[str, Tensor]) ->
                 "the network dropped its forward-mode tangent (inference mode, reentrant checkpointing or a detach "
                 "inside it); use engine='double_backward'"
             )
-        return tangent.to(problem.features.dtype) / scale.to(problem.features.dtype)
+        tangent = tangent.to(problem.features.dtype)
+        return tangent if scale is None else tangent / scale
 
 
 _formulas_loaded = False

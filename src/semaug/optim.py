@@ -24,6 +24,20 @@ def pseudo_step(optimizer: Optimizer, parameters: Sequence[Tensor], gradients: S
     SGD, Adam and AdamW follow their own rule, with their momentum and weight decay. For every other optimiser the
     step is ``θ − lr·∇L``, said once in a warning. The optimiser's state is read and not written.
     """
+    return _by_group(optimizer, parameters, gradients, move=True)
+
+
+@torch.no_grad()
+def sensitivities(
+    optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> list[Tensor | float]:
+    """How one step of `optimizer` depends on the gradient: :func:`pseudo_step` without the step."""
+    return [slope for _, slope in _by_group(optimizer, parameters, gradients, move=False)]
+
+
+def _by_group(
+    optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor], move: bool
+) -> list[Step]:
     rule = _rule(optimizer)
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     alike: dict[Any, list[int]] = {}  # parameters whose step is the same sum over tensors, taken at once
@@ -38,15 +52,14 @@ def pseudo_step(optimizer: Optimizer, parameters: Sequence[Tensor], gradients: S
     for indices in alike.values():
         own = [parameters[i] for i in indices]
         states = [optimizer.state.get(parameter, {}) for parameter in own]
-        taken = rule([p.detach() for p in own], [gradients[i] for i in indices], groups[own[0]], states)
+        taken = rule([p.detach() for p in own], [gradients[i] for i in indices], groups[own[0]], states, move)
         steps |= zip(indices, taken, strict=True)
     return [steps[index] for index in range(len(parameters))]
 
 
 _warned: set[type] = set()
-Tensors = list[Tensor] | tuple[Tensor, ...]
-Rule = Callable[[list[Tensor], list[Tensor], dict[str, Any], list[dict[str, Any]]], Iterable[Step]]
-"""Parameters, their gradients, the settings of their group and their states → their steps."""
+Rule = Callable[[list[Tensor], list[Tensor], dict[str, Any], list[dict[str, Any]], bool], Iterable[Step]]
+"""Parameters, gradients, settings of their group, their states, whether to move the parameters → their steps."""
 
 
 def _rule(optimizer: Optimizer) -> Rule:
@@ -62,44 +75,41 @@ def _rule(optimizer: Optimizer) -> Rule:
     return _plain
 
 
-def _signed(gradients: list[Tensor], group: dict[str, Any]) -> tuple[list[Tensor], float]:
-    return (list(torch._foreach_neg(gradients)), -1.0) if group.get("maximize") else (gradients, 1.0)
-
-
-def _moved(parameters: Tensors, updates: Tensors, lr: Any) -> Tensors:
-    return torch._foreach_sub(parameters, torch._foreach_mul(updates, lr))
-
-
 def _plain(
-    parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]]
+    parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]], move: bool
 ) -> Iterable[Step]:
-    gradients, sign = _signed(gradients, group)
-    return ((point, -group["lr"] * sign) for point in _moved(parameters, gradients, group["lr"]))
+    slope = float(group["lr"]) if group.get("maximize") else -float(group["lr"])
+    points = torch._foreach_add(parameters, gradients, alpha=slope) if move else parameters
+    return ((point, slope) for point in points)
 
 
 def _sgd(
-    parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]]
+    parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]], move: bool
 ) -> Iterable[Step]:
-    updates, sensitivity = _signed(gradients, group)
-    if group["weight_decay"]:
-        updates = list(torch._foreach_add(updates, parameters, alpha=group["weight_decay"]))
-    if group["momentum"]:
-        decayed, share = updates, 1.0
-        if states[0].get("momentum_buffer") is not None:  # the first step takes the gradient itself, undamped
-            share = 1.0 - group["dampening"]
-            updates = list(torch._foreach_mul([state["momentum_buffer"] for state in states], group["momentum"]))
-            torch._foreach_add_(updates, decayed, alpha=share)
-        if group["nesterov"]:
-            updates = list(torch._foreach_add(decayed, updates, alpha=group["momentum"]))
-            share = 1.0 + group["momentum"] * share
-        sensitivity *= share
-    return ((point, -group["lr"] * sensitivity) for point in _moved(parameters, updates, group["lr"]))
+    """The step is a sum: ``by_gradient·(±∇L + decay·θ) + by_buffer·buffer``."""
+    rate, momentum, decay = float(group["lr"]), group["momentum"], group["weight_decay"]
+    buffers = [state["momentum_buffer"] for state in states if momentum and state.get("momentum_buffer") is not None]
+    share = 1.0 - group["dampening"] if buffers else 1.0  # the first step takes the gradient itself, undamped
+    by_gradient, by_buffer = -rate * share, -rate * momentum
+    if group["nesterov"]:
+        by_gradient, by_buffer = -rate * (1 + momentum * share), -rate * momentum**2
+    slope = -by_gradient if group["maximize"] else by_gradient
+    if not move:
+        return ((parameter, slope) for parameter in parameters)
+    points = list(torch._foreach_add(parameters, gradients, alpha=slope))
+    if decay:
+        torch._foreach_add_(points, parameters, alpha=by_gradient * decay)
+    if buffers:
+        torch._foreach_add_(points, buffers, alpha=by_buffer)
+    return ((point, slope) for point in points)
 
 
 def _adam(
-    parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]]
+    parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]], move: bool
 ) -> Iterable[Step]:
-    gradients, sign = _signed(gradients, group)
+    sign = 1.0
+    if group["maximize"]:
+        gradients, sign = list(torch._foreach_neg(gradients)), -1.0
     if group["weight_decay"]:
         if group.get("decoupled_weight_decay"):
             parameters = list(torch._foreach_mul(parameters, 1 - group["lr"] * group["weight_decay"]))
@@ -125,4 +135,5 @@ def _adam(
     torch._foreach_add_(slopes, (1 - beta1) / bias1)
     torch._foreach_div_(slopes, scales)
     torch._foreach_mul_(slopes, -group["lr"] * sign)
-    return zip(_moved(parameters, updates, group["lr"]), slopes, strict=True)
+    points = torch._foreach_sub(parameters, torch._foreach_mul(updates, group["lr"])) if move else parameters
+    return zip(points, slopes, strict=True)
