@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import references
 from references import FORMS, problem
-from semaug import Diagonal, Full, LowRank, augmented_logits, isda_loss, strength
+from semaug import Diagonal, Full, LowRank, augmented_logits, functional, isda_loss, strength
 from semaug import form as chunked
 
 forms = pytest.mark.parametrize("form", FORMS)
@@ -624,3 +624,36 @@ def test_mismatched_kinds_of_input_raise_one_clear_error():
 def test_soft_labels_in_half_precision_are_taken():
     labels = torch.rand(50, 7).softmax(1).bfloat16()
     assert isda_loss(torch.randn(50, 4), labels, torch.randn(7, 4), None, None).isfinite()
+
+
+@pytest.mark.parametrize("labels_of", ["index", "soft", "smoothed"])
+@pytest.mark.parametrize("moving", [(1, 1, 1, 1), (1, 1, 1, 0), (0, 1, 0, 0), (1, 0, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_loss_along_a_direction_is_forward_mode_and_can_be_differentiated(labels_of, moving, bias):
+    """Against torch's forward mode through the loss, and reverse mode over it for the gradient in the variance."""
+    generator = torch.Generator().manual_seed(3)
+
+    def numbers(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    n, c, d = 5, 7, 4
+    primals = [numbers(n, d), numbers(c, d), numbers(c), numbers(n, d).exp().requires_grad_()]
+    tangents = [numbers(*p.shape) * on for p, on in zip(primals, moving, strict=True)]
+    labels = torch.randint(c, (n,), generator=generator) if labels_of != "soft" else numbers(n, c).softmax(1)
+    smoothing = 0.2 if labels_of == "smoothed" else 0.0
+
+    def loss(features, weight, offset, variance):
+        offset = offset if bias else None
+        return isda_loss(features, labels, weight, offset, Diagonal(variance), 1.7, label_smoothing=smoothing)
+
+    expected = torch.func.jvp(loss, tuple(primals), tuple(tangents))[1]
+    direction = [t if on else None for t, on in zip(tangents, moving, strict=True)]
+    if not bias:
+        primals[2] = direction[2] = None
+    found = functional.isda_loss_along(
+        *primals[:1], labels, *primals[1:3], Diagonal(primals[3]), 1.7, direction=direction, label_smoothing=smoothing
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    gradients = [torch.autograd.grad(v, primals[3], allow_unused=True)[0] for v in (found, expected)]
+    gradients = [torch.zeros_like(primals[3]) if g is None else g for g in gradients]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)

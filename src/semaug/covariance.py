@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from semaug.form import augmented, without_own_class
+from semaug.form import augmented, augmented_along, without_own_class
 from semaug.precision import full_precision, widened
 
 
@@ -92,6 +92,32 @@ class Diagonal:
         with full_precision(weight):
             features, weight, bias = widened(features), widened(weight), None if bias is None else widened(bias)
             return augmented(features, bias, strength / 2 * self.variance.to(weight.dtype), weight, labels)
+
+    def augmented_logits_along(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        weight: Tensor,
+        strength: float | Tensor,
+        d_features: Tensor | None,
+        d_weight: Tensor | None,
+        d_bias: Tensor | None,
+        d_variance: Tensor | None,
+    ) -> Tensor:
+        """The derivative of :meth:`augmented_logits` along a direction; ``None`` in it is 0."""
+        with full_precision(weight):
+            features, weight = widened(features), widened(weight)
+            variance = strength / 2 * self.variance.to(weight.dtype)
+            result = weight.new_zeros(features.shape[0], weight.shape[0])
+            if d_features is not None:
+                result = F.linear(widened(d_features), weight)
+            if d_bias is not None:
+                result = result + widened(d_bias)
+            if d_weight is not None:
+                result = result + augmented_along(features, variance, weight, widened(d_weight), labels)
+            if d_variance is not None:
+                result = result + augmented(None, None, strength / 2 * d_variance.to(weight.dtype), weight, labels)
+            return result
 
     def sample(
         self, features: Tensor, count: int, strength: float = 1.0, generator: torch.Generator | None = None

@@ -53,6 +53,12 @@ def augmented(features: Tensor | None, bias: Tensor | None, variance: Tensor, we
     return _form(*inputs) if torch.compiler.is_compiling() else _apply(*inputs)
 
 
+def augmented_along(features: Tensor, variance: Tensor, weight: Tensor, d_weight: Tensor, labels: Tensor) -> Tensor:
+    """The derivative of :func:`augmented` along a direction of the weight: ``a_i·ẇ_j + 2 Σ_d s_id (w − w̄)(ẇ − w̄̇)``."""
+    inputs = features, None, 2 * variance, weight, d_weight, labels, weight.detach().mean(0), d_weight.detach().mean(0)
+    return _form(*inputs) if torch.compiler.is_compiling() else _apply(*inputs)
+
+
 def _form(
     features: Tensor | None,
     bias: Tensor | None,

@@ -5,6 +5,7 @@ layer, ``y`` the labels, ``Σ_i`` the covariance of sample i, ``λ`` the strengt
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -94,6 +95,39 @@ def isda_loss(
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.mean()
+
+
+def isda_loss_along(
+    features: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    covariance: Diagonal,
+    strength: float | Tensor = 1.0,
+    *,
+    direction: Sequence[Tensor | None],
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The derivative of :func:`isda_loss`, its mean, along a `direction` of features, weight, bias and variance.
+
+    With z the augmented logits and p the target it is the mean over samples of ``softmax(z)·ż − p·ẏ``, where ẏ is the
+    derivative of the plain logits. ``None`` in the direction is 0. It can itself be differentiated in the variance.
+    """
+    d_features, d_weight, d_bias, _ = direction
+    if labels.is_floating_point() or label_smoothing:
+        labels = soft_labels(labels, weight.shape[0], label_smoothing, widened(weight).dtype)
+    augmented = augmented_logits(features, labels, weight, bias, covariance, strength, validate=False)
+    moved = covariance.augmented_logits_along(features, labels, weight, strength, *direction)
+    if labels.is_floating_point():
+        plain = torch.zeros_like(augmented) if d_features is None else _logits(d_features, weight, None)
+        if d_weight is not None:
+            plain = plain + _logits(features, d_weight, None)
+        if d_bias is not None:
+            plain = plain + widened(d_bias)
+        of_target = (labels * plain).sum(1)
+    else:  # to which augmentation adds nothing
+        of_target = moved.gather(1, labels[:, None])[:, 0]
+    return ((augmented.softmax(1) * moved).sum(1) - of_target).mean()
 
 
 def check_options(label_smoothing: float, reduction: str) -> None:

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from semaug import functional
-from semaug.covariance import Covariance
-from semaug.metagrad import Engine, HeadLoss, TrainProblem, global_norm, meta_gradient
+from semaug.covariance import Covariance, Diagonal
+from semaug.metagrad import Engine, HeadLoss, HeadLossAlong, TrainProblem, global_norm, meta_gradient
 from semaug.network import Network, Tape
 from semaug.optim import Step, pseudo_step, sensitivities
 from semaug.precision import full_precision, widened
@@ -301,8 +301,16 @@ class LearnableAugmentation:
         for part in parts:
             assert part.features is not None and part.tape is not None  # noqa: PT018
             features = widened(part.features.detach())
-            loss = self._train_loss(part.labels, features if detach else None, strength)
-            problem = TrainProblem(self.network, part.tape, dict(parameters), features, loss, self.autocast)
+            head = [p if p is None else p.detach() for p in self.network.head_parameters(parameters)]
+            problem = TrainProblem(
+                self.network,
+                part.tape,
+                dict(parameters),
+                features,
+                self._train_loss(part.labels, features if detach else None, strength),
+                self.autocast,
+                self._train_loss_along(part.labels, features, head, strength, detach),
+            )
             total = _sum(total, meta_gradient(problem, direction, self._learned, self.engine), part.share)
         gradients = total or []
         norm = global_norm(gradients)
@@ -386,6 +394,41 @@ class LearnableAugmentation:
             return self._isda(features, labels, weight, bias, covariance, strength)
 
         return loss
+
+    def _train_loss_along(
+        self, labels: Tensor, features: Tensor, head: Sequence[Tensor | None], strength: float, detach: bool
+    ) -> HeadLossAlong:
+        """The derivative of L_train at `features` and `head` along a direction, in closed form for diagonal Σ."""
+        weight, bias = head
+        assert weight is not None
+
+        def along(d_features: Tensor, d_weight: Tensor, d_bias: Tensor | None) -> Tensor | None:
+            kinds: list[type] = []
+
+            def variance_at(features: Tensor) -> Tensor:
+                covariance: Covariance = self.source(features, labels)
+                kinds.append(type(covariance))
+                return covariance.diagonal()
+
+            d_variance: Tensor | None = None
+            if detach:
+                variance = variance_at(features)
+            else:
+                variance, d_variance = torch.func.jvp(variance_at, (features,), (d_features,))[:2]
+            if kinds != [Diagonal]:
+                return None
+            return functional.isda_loss_along(
+                features,
+                labels,
+                weight,
+                bias,
+                Diagonal(variance),
+                strength,
+                direction=(d_features, d_weight, d_bias, d_variance),
+                label_smoothing=self.label_smoothing,
+            )
+
+        return along
 
     def _isda(
         self,

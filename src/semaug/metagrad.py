@@ -33,6 +33,10 @@ Engine = Literal["jvp", "double_backward"]
 HeadLoss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """L_train as a function of features (N, D), head weight (C, D) and bias (C,); θ_g enters through its closure."""
 
+HeadLossAlong = Callable[[Tensor, Tensor, Tensor | None], Tensor | None]
+"""Its derivative along a direction of features, weight and bias, to be differentiated in θ_g; None if it has to be
+found by forward mode after all."""
+
 
 @dataclass
 class TrainProblem:
@@ -44,6 +48,7 @@ class TrainProblem:
     features: Tensor  # at that point, in fp32 or fp64
     loss: HeadLoss
     autocast: torch.dtype | None = None
+    loss_along: HeadLossAlong | None = None  # a closed form, where there is one
 
     def features_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
         device = self.features.device.type
@@ -110,8 +115,12 @@ def jvp(problem: TrainProblem, direction: Mapping[str, Tensor], parameters: Sequ
         return problem.loss(features, weight, bias)
 
     with torch.enable_grad():
-        primals = (problem.features.detach(), *(part.detach() for part in head))
-        along: Tensor = torch.func.jvp(loss, primals, (features_dot, *d_head))[1]
+        along = None
+        if problem.loss_along is not None:
+            along = problem.loss_along(features_dot, d_head[0], d_head[1] if len(d_head) > 1 else None)
+        if along is None:
+            primals = (problem.features.detach(), *(part.detach() for part in head))
+            along = torch.func.jvp(loss, primals, (features_dot, *d_head))[1]
         return _gradients(along, parameters)
 
 
