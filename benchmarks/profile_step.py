@@ -188,7 +188,7 @@ def main() -> None:
         print(
             f"{'ms on the GPU per step':24s} {'all':>7s} "
             + " ".join(f"{k[:11]:>11s}" for k in kinds)
-            + f" {'peak GB':>8s}"
+            + f" {'host':>6s} {'peak GB':>8s}"
         )
         for name, row in found.items():
             cells = " ".join(f"{row.get(k, 0):11.1f}" for k in kinds)

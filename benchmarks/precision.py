@@ -1,0 +1,230 @@
+"""How the precision of a half step changes its meta-gradient, and where the error comes from.
+
+    python benchmarks/precision.py --model torchvision/resnet50 --weights resnet50.safetensors --data cub --warm-up 30
+
+The reference is the whole half step in fp64. Then parts of it are computed in lower precision: everything; the tangent pass
+alone; everything but the tangent pass; the direction alone (the gradient of the meta loss); and, in fp64 throughout, nothing
+but the weights rounded once to bf16, which says how much of the error any computation in bf16 must have. "Backbone" is
+the part of the meta-gradient that goes through the late blocks, without the head's own (by far the larger one).
+
+Images come from the first classes of a folder of class folders, or are noise; `--warm-up` steps of plain training in bf16
+on them come first, since a network that has learned nothing has hardly any features to differentiate. Needs a GPU.
+"""
+
+import argparse
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import semaug
+from semaug import metagrad
+from semaug.metagrad import TrainProblem
+from semaug.models import build_model, load_weights
+from semaug.network import Network
+
+Found = dict[str, Tensor]
+
+
+class HalfStep(semaug.LearnableAugmentation):
+    """A learner that looks at its meta-gradient instead of following it."""
+
+    look: Callable[[TrainProblem, dict[str, Tensor]], None]
+
+    def _update_source(self, parts, parameters, sensitivity, gradient, meta_loss, *, strength, detach):  # type: ignore[no-untyped-def]
+        (part,) = parts
+        features = part.features.detach()
+        features = features if features.dtype == torch.float64 else features.float()
+        loss = self._train_loss(part.labels, features, strength)
+        problem = TrainProblem(self.network, part.tape, dict(parameters), features, loss, self.autocast)
+        self.look(problem, {name: sensitivity[name] * value for name, value in gradient.items()})
+        return {}
+
+
+def vector(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+
+
+class Experiment:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        torch.manual_seed(args.seed)
+        self.images, self.labels = images_of(args)
+        self.model = build_model(args.model, int(self.labels.max()) + 1, args.pixels)
+        if args.weights:
+            load_weights(self.model, args.weights)
+        if args.strided_first:  # ResNets whose first convolution of a block has the stride, as in Keras
+            for name, module in self.model.named_modules():
+                if name.endswith(".0.conv2") and module.stride == (2, 2):
+                    self.model.get_submodule(name[:-1] + "1").stride = (2, 2)
+                    module.stride = (1, 1)
+        self.covnet = semaug.CovNet(Network(self.model).feature_dim)
+        self.warm_up(args.warm_up)
+        self.head = Network(self.model).head_name
+
+    def warm_up(self, steps: int) -> None:
+        model = self.model.cuda().to(memory_format=torch.channels_last).train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        images, labels = self.images.cuda().to(memory_format=torch.channels_last), self.labels.cuda()
+        for step in range(steps):
+            chosen = torch.randperm(len(images))[: self.args.half].cuda()
+            batch = images[chosen].flip(3) if step % 2 else images[chosen]
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = F.cross_entropy(model(batch).float(), labels[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if step == steps - 1:
+                print(f"loss after {steps} steps of plain training: {float(loss):.3f}")
+
+    def run(
+        self,
+        look: Callable[[TrainProblem, dict[str, Tensor], list[Tensor]], None],
+        dtype: torch.dtype = torch.float32,
+        autocast: torch.dtype | None = None,
+        tf32: bool = False,
+        rounded: bool = False,
+    ) -> None:
+        """One pseudo update and one meta update, up to the meta-gradient, which `look` sees."""
+        torch.backends.cudnn.conv.fp32_precision = "tf32" if tf32 else "ieee"  # type: ignore[attr-defined]
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
+        model: nn.Module = copy.deepcopy(self.model)
+        if rounded:
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.data = parameter.data.bfloat16().float()
+        model = model.to("cuda", dtype).to(memory_format=torch.channels_last)
+        covnet = copy.deepcopy(self.covnet).to("cuda", dtype)
+        learner = HalfStep(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.9),
+            covnet,
+            strength=5.0,
+            frozen_blocks=self.args.frozen_blocks,
+            autocast=autocast,
+        )
+        parameters = list(covnet.parameters())
+        learner.look = lambda problem, direction: look(problem, direction, parameters)
+        images = self.images.to("cuda", dtype).to(memory_format=torch.channels_last)
+        labels, half = self.labels.cuda(), self.args.half
+        learner.network.prepare(images)
+        parts, meta = learner._parts(images[:half], labels[:half]), learner._parts(images[half:], labels[half:])
+        learner.meta_update(parts, learner.pseudo_update(parts), meta)
+
+    def without_head(self, direction: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: torch.zeros_like(value) if name.startswith(f"{self.head}.") else value
+            for name, value in direction.items()
+        }
+
+    def both(self, problem: TrainProblem, direction: Mapping[str, Tensor], parameters: list[Tensor]) -> Found:
+        dtype = problem.features.dtype
+        cast = {name: value.to(dtype) for name, value in direction.items()}
+        return {
+            "all": vector(metagrad.jvp(problem, cast, parameters)),
+            "backbone": vector(metagrad.jvp(problem, self.without_head(cast), parameters)),
+        }
+
+
+def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    count = 2 * args.half
+    if args.data is None:
+        return torch.randn(count, 3, args.pixels, args.pixels), torch.arange(count) % args.classes
+    from torchvision.transforms import v2
+
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    change = v2.Compose(
+        [
+            v2.Resize((args.pixels, args.pixels)),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(mean, std),
+        ]
+    )
+    from PIL import Image
+
+    per_class = -(-count // args.classes)
+    pictures, labels = [], []
+    folders = sorted(path for path in args.data.iterdir() if path.is_dir())[: args.classes]
+    for label, folder in enumerate(folders):
+        for path in sorted(folder.iterdir())[:per_class]:
+            with Image.open(path) as image:
+                pictures.append(change(image.convert("RGB")))
+            labels.append(label)
+    order = torch.randperm(len(pictures))[:count]
+    return torch.stack(pictures)[order], torch.tensor(labels)[order]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="torchvision/resnet50")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--strided-first", action="store_true", help="weights of a ResNet made in Keras")
+    parser.add_argument("--data", type=Path, help="folder of class folders")
+    parser.add_argument("--classes", type=int, default=16)
+    parser.add_argument("--pixels", type=int, default=224)
+    parser.add_argument("--half", type=int, default=64, help="images per half batch")
+    parser.add_argument("--frozen-blocks", type=int, default=0)
+    parser.add_argument("--warm-up", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    experiment = Experiment(parser.parse_args())
+
+    exact: dict[str, Any] = {}
+
+    def remember(problem: TrainProblem, direction: dict[str, Tensor], parameters: list[Tensor]) -> None:
+        exact.update(experiment.both(problem, direction, parameters), direction=direction, features=problem.features)
+
+    experiment.run(remember, torch.float64)
+    share = float(exact["backbone"].norm() / exact["all"].norm())
+    print(f"the backbone's part is {share:.3f} of the whole in length")
+    print(f"{'':52s} {'all':>19s} {'backbone':>19s}")
+
+    def show(title: str, found: Found) -> None:
+        cells = []
+        for part in ("all", "backbone"):
+            cosine = float(F.cosine_similarity(found[part], exact[part], dim=0))
+            error = float((found[part] - exact[part]).norm() / exact[part].norm())
+            cells.append(f"{cosine:9.6f} {error:9.2e}")
+        print(f"{title:52s} {cells[0]:>19s} {cells[1]:>19s}", flush=True)
+
+    for title, options in {
+        "fp32": {},
+        "tf32": {"tf32": True},
+        "fp64, weights rounded to bf16": {"rounded": True},
+    }.items():
+        dtype = torch.float64 if "rounded" in options else torch.float32
+        experiment.run(lambda *seen, title=title: show(title, experiment.both(*seen)), dtype, **options)
+
+    low: dict[str, Any] = {}
+
+    def in_half_precision(problem: TrainProblem, direction: dict[str, Tensor], parameters: list[Tensor]) -> None:
+        low["direction"] = direction
+        show("bf16", experiment.both(problem, direction, parameters))
+        without = {name: value.float() for name, value in experiment.without_head(direction).items()}
+        twice = {
+            "all": vector(metagrad.double_backward(problem, direction, parameters)),
+            "backbone": vector(metagrad.double_backward(problem, without, parameters)),
+        }
+        show("bf16, by double backward", twice)
+        features = problem.features
+        problem.features = exact["features"].float()
+        show("bf16 in the tangent pass alone", experiment.both(problem, exact["direction"], parameters))
+        problem.features = features
+        if not experiment.args.frozen_blocks:
+            problem.autocast, problem.tape.late = None, None
+            show("bf16 in all but the tangent pass (fp32)", experiment.both(problem, direction, parameters))
+
+    experiment.run(in_half_precision, autocast=torch.bfloat16)
+
+    def with_direction(problem: TrainProblem, _: dict[str, Tensor], parameters: list[Tensor]) -> None:
+        show("fp64, the direction alone from bf16", experiment.both(problem, low["direction"], parameters))
+
+    experiment.run(with_direction, torch.float64)
+
+
+if __name__ == "__main__":
+    main()
