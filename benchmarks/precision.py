@@ -2,13 +2,14 @@
 
     python benchmarks/precision.py --model torchvision/resnet50 --weights resnet50.safetensors --data cub --warm-up 30
 
-The reference is the whole half step in fp64. Then parts of it are computed in lower precision: everything; the tangent pass
-alone; everything but the tangent pass; the direction alone (the gradient of the meta loss); and, in fp64 throughout, nothing
-but the weights rounded once to bf16, which says how much of the error any computation in bf16 must have. "Backbone" is
-the part of the meta-gradient that goes through the late blocks, without the head's own (by far the larger one).
+The reference is the whole half step in fp64. Then parts of it are computed in lower precision: everything; the tangent
+pass alone; everything but the tangent pass; the direction alone (the gradient of the meta loss); and, in fp64
+throughout, nothing but the weights rounded once to bf16, which says how much of the error any computation in bf16 must
+have. "Backbone" is the part of the meta-gradient that goes through the late blocks, without the head's own, which is by
+far the larger one.
 
-Images come from the first classes of a folder of class folders, or are noise; `--warm-up` steps of plain training in bf16
-on them come first, since a network that has learned nothing has hardly any features to differentiate. Needs a GPU.
+Images come from the first classes of a folder of class folders, or are noise; `--warm-up` steps of plain training in
+bf16 on them come first, since a network that has learned nothing has hardly any features to differentiate.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from semaug.models import build_model, load_weights
 from semaug.network import Network
 
 Found = dict[str, Tensor]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class HalfStep(semaug.LearnableAugmentation):
@@ -67,13 +69,13 @@ class Experiment:
         self.head = Network(self.model).head_name
 
     def warm_up(self, steps: int) -> None:
-        model = self.model.cuda().to(memory_format=torch.channels_last).train()
+        model = self.model.to(DEVICE, memory_format=torch.channels_last).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        images, labels = self.images.cuda().to(memory_format=torch.channels_last), self.labels.cuda()
+        images, labels = self.images.to(DEVICE, memory_format=torch.channels_last), self.labels.to(DEVICE)
         for step in range(steps):
-            chosen = torch.randperm(len(images))[: self.args.half].cuda()
+            chosen = torch.randperm(len(images))[: self.args.half].to(DEVICE)
             batch = images[chosen].flip(3) if step % 2 else images[chosen]
-            with torch.autocast("cuda", torch.bfloat16):
+            with torch.autocast(DEVICE, torch.bfloat16):
                 loss = F.cross_entropy(model(batch).float(), labels[chosen])
             optimizer.zero_grad()
             loss.backward()
@@ -97,8 +99,8 @@ class Experiment:
             for parameter in model.parameters():
                 if parameter.ndim > 1:
                     parameter.data = parameter.data.bfloat16().float()
-        model = model.to("cuda", dtype).to(memory_format=torch.channels_last)
-        covnet = copy.deepcopy(self.covnet).to("cuda", dtype)
+        model = model.to(DEVICE, dtype, memory_format=torch.channels_last)
+        covnet = copy.deepcopy(self.covnet).to(DEVICE, dtype)
         learner = HalfStep(
             model,
             torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.9),
@@ -109,8 +111,8 @@ class Experiment:
         )
         parameters = list(covnet.parameters())
         learner.look = lambda problem, direction: look(problem, direction, parameters)
-        images = self.images.to("cuda", dtype).to(memory_format=torch.channels_last)
-        labels, half = self.labels.cuda(), self.args.half
+        images = self.images.to(DEVICE, dtype, memory_format=torch.channels_last)
+        labels, half = self.labels.to(DEVICE), self.args.half
         learner.network.prepare(images)
         parts, meta = learner._parts(images[:half], labels[:half]), learner._parts(images[half:], labels[half:])
         learner.meta_update(parts, learner.pseudo_update(parts), meta)
