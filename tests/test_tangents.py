@@ -169,3 +169,17 @@ def test_every_kept_operator_is_worth_keeping() -> None:
     assert len(kept) >= 30
     assert [tuple(tensor.shape) for tensor in extra] == [tuple(output.shape)]
     assert {call.function for call in record.calls} <= {*KEPT, *CLAMPABLE}
+
+
+def test_arguments_by_name_and_parts_with_gradients_keep_the_record_in_step() -> None:
+    """What the recorder leaves out the tangent pass leaves out too, or a later call would get another one's output."""
+
+    def network(x: Tensor, w: Tensor) -> Tensor:
+        y = F.conv2d(input=x, weight=w, padding=1)
+        with torch.enable_grad():
+            y = F.conv2d(y, 2 * w, padding=1)
+        return F.conv2d(y, 3 * w, padding=1)
+
+    tensors = [numbers(2, 3, 5, 5), numbers(3, 3, 3, 3, seed=1)]
+    _, record = recorded(network, tensors)
+    assert_same(ours(network, tensors, [True, True], record), torchs(network, tensors, [True, True]))

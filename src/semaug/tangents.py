@@ -39,9 +39,14 @@ class Call:
     version: int = 0
     clamped: Bounds | None = None  # by an in-place activation right after it
 
-    def kept(self) -> Tensor | None:
-        """The output, unless something has overwritten it since."""
-        return self.output if self.output is not None and self.output._version == self.version else None
+    def keep(self, output: Tensor) -> None:
+        self.output, self.version = output.detach(), output._version
+
+    def kept(self, like: Tensor) -> Tensor | None:
+        """The output, unless something has overwritten it since or it is not `like` the one of this pass."""
+        if self.output is None or self.output._version != self.version:
+            return None
+        return self.output if self.output.shape == like.shape and self.output.dtype == like.dtype else None
 
 
 @dataclass
@@ -72,16 +77,21 @@ class Recorder(TorchFunctionMode):
             return _attend(*args, **kwargs)
         output = func(*args, **kwargs)
         fresh, self._fresh = self._fresh, None
-        if func in KEPT:
-            self.calls.append(Call(func, output.detach(), output._version))
-        elif func in CLAMPABLE and output.is_floating_point():
+        if _is_recorded(func, args):
             self.calls.append(Call(func))
-            self._fresh = output
-        elif fresh is not None and args[0] is fresh:
+            if func in KEPT:
+                self.calls[-1].keep(output)
+            else:
+                self._fresh = output
+        elif fresh is not None and args and args[0] is fresh:
             last, last.clamped = self.calls[-1], in_place_bounds(func, args, kwargs)
             if last.clamped is not None and last.function is F.batch_norm:
-                last.output, last.version = fresh.detach(), fresh._version
+                last.keep(fresh)
         return output
+
+
+def _is_recorded(func: Any, args: Sequence[Any]) -> bool:
+    return (func in KEPT or func in CLAMPABLE) and bool(args) and args[0].is_floating_point()
 
 
 def _attend(
@@ -108,23 +118,21 @@ class TangentRules(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         rule = RULES.get(func)
-        if rule is None or torch.is_grad_enabled():
+        if rule is None:
             return func(*args, **kwargs)
         clamped, self._clamped = self._clamped, None
-        if clamped is not None and args[0] is clamped:
+        if clamped is not None and args and args[0] is clamped:
             return clamped
-        call = self._next(func, args[0]) if func in KEPT or func in CLAMPABLE else None
-        output = rule(call, *args, **kwargs)
+        call = self._next(func) if _is_recorded(func, args) else None
+        output = NotImplemented if torch.is_grad_enabled() else rule(call, *args, **kwargs)
         if output is NotImplemented:
             return func(*args, **kwargs)
         if call is not None and call.clamped is not None:
             self._clamped = output
         return output
 
-    def _next(self, func: Any, input: Tensor) -> Call | None:
+    def _next(self, func: Any) -> Call | None:
         """The record of this call; none once the pass has gone another way than the recorded one."""
-        if not input.is_floating_point():
-            return None
         call = next(self._calls, None)
         if call is not None and call.function is not func:
             self._calls, call = iter(()), None
@@ -160,8 +168,8 @@ def _split(tensor: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if tensor is None else tuple(unpack_dual(tensor))
 
 
-def _kept_or(call: Call | None, compute: Callable[[], Tensor]) -> Tensor:
-    kept = None if call is None else call.kept()
+def _kept_or(call: Call | None, tangent: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+    kept = None if call is None else call.kept(like=tangent)
     return compute() if kept is None else kept
 
 
@@ -189,7 +197,7 @@ def _convolution(function: Callable[..., Tensor]) -> Callable[..., Any]:
         else:
             tangent = function(dx, w, db, *args, **kwargs)
             tangent += function(x, dw, None, *args, **kwargs)
-        return _dual(_kept_or(call, lambda: function(x, w, b, *args, **kwargs)), tangent)
+        return _dual(_kept_or(call, tangent, lambda: function(x, w, b, *args, **kwargs)), tangent)
 
     return rule
 
@@ -224,7 +232,7 @@ def _linear(call: Call | None, input: Tensor, weight: Tensor, bias: Tensor | Non
     else:
         rows, rows_tangent = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, dx))
         tangent = _matmul_tangent(rows, rows_tangent, w, dw, db).view(*x.shape[:-1], w.shape[0])
-    return _dual(_kept_or(call, lambda: F.linear(x, w, b)), tangent)
+    return _dual(_kept_or(call, tangent, lambda: F.linear(x, w, b)), tangent)
 
 
 def _batch_norm(
@@ -249,7 +257,7 @@ def _batch_norm(
     if training:
         running_mean = running_var = None  # a tangent pass moves no statistics
     bounds = None if call is None else call.clamped
-    primal = None if call is None else call.kept()
+    primal = None if call is None else call.kept(like=x)
     if kernels.fits(x, dx):
         statistics = (running_mean, running_var)
         computed, tangent = kernels.batch_norm(x, dx, statistics, (w, dw), (b, db), eps, bounds, primal is None)
