@@ -7,6 +7,7 @@ N×C×D formula, and SGD is written out. Only torch is used.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,17 +40,20 @@ class Literal:
     detach_real: bool = False
     clip: float | None = None
     interval: int = 1
+    rest: Callable[[Any, Tensor], Tensor] | None = None  # of the loss, from what the model puts out
     buffers: Parameters = field(default_factory=dict)
     half_steps: int = 0
     previous: tuple | None = None
 
-    def features(self, module: nn.Module, parameters: Parameters, images: Tensor) -> Tensor:
-        """The head's input, in a network with the given parameters; running statistics of `module` move."""
+    def forward(
+        self, module: nn.Module, parameters: Parameters, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor | float]:
+        """The head's input, in a network with the given parameters, and the rest of the loss; statistics move."""
         kept: list[Tensor] = []
         handle = module.get_submodule(self.head).register_forward_pre_hook(lambda _, args: kept.append(args[0]))
-        functional_call(module, parameters, (images,))
+        output = functional_call(module, parameters, (images,))
         handle.remove()
-        return kept[0]
+        return kept[0], 0.0 if self.rest is None else self.rest(output, labels)
 
     def parameters(self) -> Parameters:
         return {name: p.detach().clone().requires_grad_() for name, p in self.model.named_parameters()}
@@ -78,9 +82,9 @@ class Literal:
 
     def real_update(self, images: Tensor, labels: Tensor) -> None:
         parameters = self.parameters()
-        features = self.features(self.model, parameters, images)
+        features, rest = self.forward(self.model, parameters, images, labels)
         variance = self.covnet(features.detach() if self.detach_real else features)
-        loss = naive_isda(features, labels, *self.head_of(parameters), variance, self.strength)
+        loss = naive_isda(features, labels, *self.head_of(parameters), variance, self.strength) + rest
         gradients = torch.autograd.grad(loss, list(parameters.values()))
         factor = self.clip_factor(list(gradients))
         with torch.no_grad():
@@ -101,16 +105,16 @@ class Literal:
         def meta_loss(values: Parameters) -> Tensor:
             torch.set_rng_state(start)
             parameters = self.parameters()
-            features = self.features(pseudo_net, parameters, images)
+            features, rest = self.forward(pseudo_net, parameters, images, labels)
             variance = self.covnet_at(values, features.detach())
-            loss = naive_isda(features, labels, *self.head_of(parameters), variance, self.strength)
+            loss = naive_isda(features, labels, *self.head_of(parameters), variance, self.strength) + rest
             gradients = torch.autograd.grad(loss, [parameters[n] for n in self.late], create_graph=True)
             factor = self.clip_factor(list(gradients))
             for name, gradient in zip(self.late, gradients, strict=True):
                 parameters[name] = self.sgd(name, parameters[name], factor * gradient, keep=False)
-            meta_features = self.features(pseudo_net, parameters, meta_images)
+            meta_features, meta_rest = self.forward(pseudo_net, parameters, meta_images, meta_labels)
             weight, bias = self.head_of(parameters)
-            return F.cross_entropy(meta_features @ weight.T + bias, meta_labels)
+            return F.cross_entropy(meta_features @ weight.T + bias, meta_labels) + meta_rest
 
         if self.half_steps % self.interval == 0:
             self.meta_step(meta_loss)
@@ -131,9 +135,9 @@ class Literal:
             def meta_loss(values: Parameters) -> Tensor:
                 torch.set_rng_state(old_start)
                 parameters = {name: p.detach().clone().requires_grad_() for name, p in before.items()}
-                features = self.features(old_net, parameters, old_images)
+                features, rest = self.forward(old_net, parameters, old_images, old_labels)
                 variance = self.covnet_at(values, features.detach() if self.detach_real else features)
-                loss = naive_isda(features, old_labels, *self.head_of(parameters), variance, self.strength)
+                loss = naive_isda(features, old_labels, *self.head_of(parameters), variance, self.strength) + rest
                 gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
                 factor = self.clip_factor(list(gradients))
                 now, self.buffers = self.buffers, buffers
@@ -143,9 +147,9 @@ class Literal:
                         moved[name] = self.sgd(name, parameters[name], factor * gradient, keep=False)
                 self.buffers = now
                 torch.set_rng_state(start)
-                new_features = self.features(new_net, moved, images)
+                new_features, new_rest = self.forward(new_net, moved, images, labels)
                 weight, bias = self.head_of(moved)
-                return F.cross_entropy(new_features @ weight.T + bias, labels)
+                return F.cross_entropy(new_features @ weight.T + bias, labels) + new_rest
 
             self.meta_step(meta_loss)
             self.previous = None

@@ -41,7 +41,7 @@ def test_jvp_equals_double_backward(name: str) -> None:
         part = Part(images[:4], labels[:4])
         pseudo = learner.pseudo_update([part])
         point = {key: parameter.requires_grad_() for key, (parameter, _) in pseudo.items()}
-        meta_features = network.forward_at(point, images[4:])
+        meta_features, _ = network.forward_at(point, images[4:])
         loss = learner._meta_loss(meta_features, labels[4:], *network.head_parameters(point))
         gradients = torch.autograd.grad(loss, list(point.values()))
         direction = {key: pseudo[key][1] * value for key, value in zip(point, gradients, strict=True)}

@@ -8,13 +8,14 @@ from semaug.covariance import Covariance, Diagonal, Full, LowRank
 from semaug.functional import augmented_logits, isda_loss, strength
 from semaug.loss import ISDALoss
 from semaug.meta import JointAugmentation, LearnableAugmentation
-from semaug.network import Network
+from semaug.network import Composite, Network
 from semaug.sources import ClassCovariance, Constant, CovNet, ModulatedClassCovariance, Source
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ClassCovariance",
+    "Composite",
     "Constant",
     "CovNet",
     "Covariance",

@@ -61,9 +61,10 @@ class _RealStep:
 class LearnableAugmentation:
     """Trains a classifier with semantic augmentation whose covariance is learned by the meta loop.
 
-    ``model`` is any classifier with a linear head (or a :class:`~semaug.network.Network`), ``optimizer`` any torch
-    optimiser of its parameters, ``source`` where Σ comes from (by default the paper's CovNet) and ``meta_optimizer``
-    an optimiser of the source's parameters (by default SGD at 0.001, as in the paper). A source without parameters
+    ``model`` is any classifier with a linear head (or a :class:`~semaug.network.Network`, which can also be made of a
+    model with several losses), ``optimizer`` any torch optimiser of its parameters, ``source`` where Σ comes from (by
+    default the paper's CovNet) and ``meta_optimizer`` an optimiser of the source's parameters (by default SGD at 0.001,
+    as in the paper). A source without parameters
     has no meta loop: then this is training with ISDA or with a constant Σ.
 
     ``strength`` is λ0; :meth:`set_progress` makes λ grow as ``progress^strength_power · λ0``, and without it λ stays
@@ -215,8 +216,9 @@ class LearnableAugmentation:
         value = torch.zeros((), device=self.network.head.weight.device)
         for part in parts:
             with self._autocast():
-                features = self.network.forward_at(point, part.images)
-            loss = part.share * self._meta_loss(features, part.labels, *self.network.head_parameters(point))
+                features, rest = self.network.forward_at(point, part.images, part.labels)
+            loss = self._meta_loss(features, part.labels, *self.network.head_parameters(point))
+            loss = part.share * (loss if rest is None else loss + rest)
             total = _sum(total, self._gradients(loss, list(point.values()), retain=False))
             value = value + loss.detach()
         return dict(zip(point, total or [], strict=True)), value
@@ -253,9 +255,12 @@ class LearnableAugmentation:
                 part.tape.late.forget_outputs()  # the graph will not hold them for us any longer
             covariance = self.source(widened(features.detach() if self.detach_real else features), part.labels)
             loss = self._isda(features, part.labels, weight, bias, covariance, self.strength)
-            self._scaled(part.share * loss).backward(inputs=trained)
+            self._scaled(part.share * self._with_rest(part, loss)).backward(inputs=trained)
             part.features = widened(features.detach())
             found = self._diagnostics(part.features, part.labels, loss.detach(), covariance)
+            if part.tape is not None and part.tape.rest is not None:
+                found["rest_loss"] = part.tape.rest.detach()
+                part.tape.rest = None
             metrics = {name: metrics.get(name, 0) + part.share * value for name, value in found.items()}
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
@@ -347,9 +352,10 @@ class LearnableAugmentation:
             return part.features
         with self._autocast():
             if part.share == 1.0:
-                features, part.tape = self.network.forward(part.images, record=self._differentiated())
+                record = self._differentiated()
+                features, part.tape = self.network.forward(part.images, part.labels, record)
             else:
-                features, part.tape = self.network.forward_late(part.images)
+                features, part.tape = self.network.forward_late(part.images, part.labels)
         part.features = features if part.share == 1.0 else features.detach()
         if self.check_values:
             functional.check_features(features.detach())
@@ -361,9 +367,10 @@ class LearnableAugmentation:
             return self._first_pass(part)
         with self._autocast():
             again = part.tape is not None
-            features, part.tape = (
-                self.network.forward_again(part.tape) if part.tape is not None else self.network.forward(part.images)
-            )
+            if part.tape is not None:
+                features, part.tape = self.network.forward_again(part.tape, part.labels)
+            else:
+                features, part.tape = self.network.forward(part.images, part.labels)
         if self.check_values and not again:
             functional.check_features(features.detach())
         return features
@@ -380,10 +387,16 @@ class LearnableAugmentation:
         total: list[Tensor] | None = None
         value = torch.zeros((), device=self.network.head.weight.device)
         for part in parts:
-            loss = part.share * loss_of(part, self._first_pass(part))
+            loss = part.share * self._with_rest(part, loss_of(part, self._first_pass(part)))
             total = _sum(total, self._gradients(loss, parameters))
             value = value + loss.detach()
+            if part.share < 1.0 and part.tape is not None:
+                part.tape.rest = None  # its graph is that of the late part, and there will be another
         return total or [], value
+
+    def _with_rest(self, part: Part, loss: Tensor) -> Tensor:
+        """The head's loss and, of a composite model, the rest."""
+        return loss if part.tape is None or part.tape.rest is None else loss + part.tape.rest
 
     def _train_loss(self, labels: Tensor, source_input: Tensor | None, strength: float | None = None) -> HeadLoss:
         """L_train as a function of features and head, with Σ from `source_input` or, if None, from the features."""

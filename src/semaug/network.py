@@ -8,6 +8,7 @@ identity, so that calling one gives the feature ``a``, and each early module by 
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,28 @@ from semaug.blocks import below, find_blocks, find_head, unwrapped
 from semaug.tangents import Recorder
 from semaug.views import Early, Probe, Tape, View, random_state, set_random_state
 
-__all__ = ["Network", "Tape"]
+__all__ = ["Composite", "Network", "Tape"]
+
+
+@dataclass(frozen=True)
+class Composite:
+    """How a model with more than one loss hands over the linear head to augment, and the rest of its loss.
+
+    ``run(model, images)`` is the forward pass and returns what it likes; ``logits`` picks from that the logits which
+    the head puts out; ``rest(model, outputs, labels)`` is the rest of the loss, a mean over the samples. Where the
+    head's logits need only a part of the pass, its beginning, ``run_head(model, images)`` gives them without the rest:
+    the tangent pass is cheaper then. ``after(model, outputs)`` is called once for each batch that is trained on, for
+    running statistics of the model's own; ``run`` and ``rest`` must not move any but BatchNorm's.
+
+    The model that the functions get is a view of the real one (with the head replaced by the identity, in some passes
+    at other parameters), so they must look parameters up in it and not in the real one.
+    """
+
+    run: Callable[[nn.Module, Tensor], Any]
+    logits: Callable[[Any], Tensor]
+    rest: Callable[[nn.Module, Any, Tensor], Tensor]
+    run_head: Callable[[nn.Module, Tensor], Tensor] | None = None
+    after: Callable[[nn.Module, Any], None] | None = None
 
 
 class Network:
@@ -29,6 +51,7 @@ class Network:
     0 makes everything late. ``head`` and ``blocks`` name modules where the model's own description does not fit.
     The split is made, and checked against the model itself, at the first forward pass. ``compile`` is the backend by
     which `torch.compile` speeds up the ordinary pass ("inductor", as a rule); the other passes run as they are.
+    ``composite`` tells how a model with several losses is run; without it, the model's output is that of the head.
 
     >>> import torchvision
     >>> network = Network(torchvision.models.resnet18(), frozen_blocks=4)
@@ -43,10 +66,14 @@ class Network:
         head: str | None = None,
         blocks: list[str] | None = None,
         compile: str | None = None,
+        composite: Composite | None = None,
     ) -> None:
         self.model = unwrapped(model)
         if isinstance(self.model, torch.jit.ScriptModule):
             raise ValueError("a TorchScript module cannot be split; pass the Python module that it was made from")
+        if compile is not None and composite is not None:
+            raise ValueError("compile does not go with a composite model, whose pass is more than a call")
+        self.composite = composite
         self.head_name, self.head = find_head(self.model, head)
         self.blocks = find_blocks(self.model, self.head_name, blocks)
         freezable = sum(block.name != "stem" for block in self.blocks)
@@ -95,46 +122,76 @@ class Network:
         weight = parameters.get(f"{self.head_name}.weight", self.head.weight)
         return weight, parameters.get(f"{self.head_name}.bias", self.head.bias)
 
-    def forward(self, images: Tensor, record: bool = False) -> tuple[Tensor, Tape]:
+    def forward(self, images: Tensor, labels: Tensor | None = None, record: bool = False) -> tuple[Tensor, Tape]:
         """The ordinary pass: features (N, D) with their graph, BatchNorm's statistics moved, and the tape.
 
-        With `record`, for a tangent pass while the graph lives, the tape notes what the late part's operators put out.
+        With `labels`, the tape of a composite model has the rest of its loss. With `record`, for a tangent pass while
+        the graph lives, it notes what the late part's operators put out.
         """
         tape = Tape.start(images, record and self._backend is None)
-        return self._record(self._main_view(images), tape, self._compiled), tape
+        return self._record(self._main_view(images), tape, labels), tape
 
-    def forward_late(self, images: Tensor) -> tuple[Tensor, Tape]:
+    def forward_late(self, images: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tape]:
         """Features with the graph of the late part alone, and the tape; no statistics moved."""
         tape = Tape.start(images)
-        return self._record(self._other_view(images), tape), tape
+        return self._record(self._other_view(images), tape, labels), tape
 
-    def forward_again(self, tape: Tape) -> tuple[Tensor, Tape]:
+    def forward_again(self, tape: Tape, labels: Tensor | None = None) -> tuple[Tensor, Tape]:
         """The ordinary pass on the images of a recorded one, with the same random masks."""
         device = tape.images.device
         now = random_state(device)
         set_random_state(tape.random_state, device)
         try:
-            return self.forward(tape.images)
+            return self.forward(tape.images, labels)
         finally:
             set_random_state(now, device)
 
-    def forward_at(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
-        """Features of `images` at other late parameters; no gradient into the early part, no statistics moved."""
+    def forward_at(
+        self, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Features of `images` at other late parameters, and the rest of a composite model's loss.
+
+        No gradient goes into the early part, no statistics are moved.
+        """
         other = self._other_view(images)
         with other.at(parameters):
-            return self._checked(other.root(images), images)
+            return self._run(other, images, labels)
 
     def replay(self, parameters: Mapping[str, Tensor], tape: Tape) -> Tensor:
         """The late part of a recorded pass again, at `parameters`, with the same early outputs and random masks."""
         return self._play(self._other_view(tape.images), tape, parameters)
 
-    def _record(self, view: View, tape: Tape, run: Callable[[Tensor], Any] | None = None) -> Tensor:
+    def _run(self, view: View, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Features and, of a composite model, the rest of the loss."""
+        if self.composite is None:
+            run = self._compiled if view is self._main and self._compiled is not None else view.root
+            return self._checked(run(images), images), None
+        outputs = self.composite.run(view.root, images)
+        features = self._checked(self.composite.logits(outputs), images)
+        if labels is None:
+            return features, None
+        rest = self.composite.rest(view.root, outputs, labels)
+        if view is self._main and self.composite.after is not None:
+            with torch.no_grad():
+                self.composite.after(self.model, outputs)
+        return features, rest
+
+    def _run_head(self, root: nn.Module, images: Tensor) -> Tensor:
+        """What the head puts out, or in a view what goes into it."""
+        if self.composite is None:
+            return cast(Tensor, root(images))
+        if self.composite.run_head is not None:
+            return self.composite.run_head(root, images)
+        return self.composite.logits(self.composite.run(root, images))
+
+    def _record(self, view: View, tape: Tape, labels: Tensor | None = None) -> Tensor:
         recorder = None if tape.late is None else Recorder(tape.late)
         for early in view.early:
             early.records, early.recording, early.recorder = True, tape, recorder
         try:
             with recorder or nullcontext():
-                return self._checked((view.root if run is None else run)(tape.images), tape.images)
+                features, tape.rest = self._run(view, tape.images, labels)
+                return features
         finally:
             for early in view.early:
                 early.records, early.recording, early.recorder = False, None, None
@@ -146,7 +203,7 @@ class Network:
         set_random_state(tape.random_state, tape.images.device)
         try:
             with view.at(parameters):
-                return self._checked(view.root(tape.images), tape.images)
+                return self._checked(self._run_head(view.root, tape.images), tape.images)
         finally:
             set_random_state(now, tape.images.device)
             for early in view.early:
@@ -227,7 +284,7 @@ class Network:
         ]
         try:
             with torch.no_grad():
-                self.model(images)
+                self._run_head(self.model, images)
         finally:
             for handle in handles:
                 handle.remove()
@@ -282,7 +339,7 @@ class Network:
 
     def _check_head(self, main: View, probe: Tape) -> None:
         """See that the model's output is ``head(features)`` and nothing else."""
-        expected = self.model(probe.images)
+        expected = self._run_head(self.model, probe.images)
         try:
             logits = self.head(self._record(main, probe))
             scale = float(logits.detach().abs().max()) + 1.0

@@ -37,6 +37,7 @@ class Tape:
     random_state: RandomState
     outputs: dict[str, list[tuple[Any, RandomState]]] = field(default_factory=dict)
     late: Record | None = None  # of the late part's operators: makes a tangent pass cheaper
+    rest: Tensor | None = None  # of the loss, with its graph, where the model has more than the head's
 
     @classmethod
     def start(cls, images: Tensor, record: bool = False) -> "Tape":
@@ -173,7 +174,7 @@ class View:
             return twin
         if isinstance(replacement, Early):
             self.early.append(replacement)
-        seen[module] = replacement
+            seen[module] = replacement  # wherever else the module is used, too
         return replacement
 
     def refresh(self) -> None:
