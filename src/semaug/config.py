@@ -38,7 +38,7 @@ class TrainConfig:
     method: methods.Method = "learnable"
     """How to train."""
     epochs: int | None = None
-    """100 as in the paper if not given; 15 on the embedded birds."""
+    """100 as in the paper if not given, 300 for P2P-Net; 15 on the embedded birds."""
     output: Path | None = None
     """The run directory; runs/DATA-MODEL-METHOD-SEED if not given. A run that was broken off there goes on."""
     seed: int = 0
@@ -62,11 +62,12 @@ class TrainConfig:
     optimizer: Literal["sgd", "adamw"] | None = None
     """Optimiser of the network: SGD as in the paper; AdamW on the embedded birds, from scratch."""
     lr: float | None = None
-    """Learning rate of the network, with cosine decay to zero: 0.03 for SGD as in the paper, 0.005 for AdamW."""
+    """Learning rate of the network, with cosine decay to zero: 0.03 for SGD as in the paper, 0.005 for AdamW; for
+    P2P-Net 0.002, that of its new layers, of which the backbone has a tenth."""
     momentum: float = 0.9
     """Momentum (SGD)."""
     weight_decay: float | None = None
-    """Weight decay of the network: 0 for SGD as in the paper, 0.05 for AdamW."""
+    """Weight decay of the network: 0 for SGD as in the paper (0.0005 for P2P-Net), 0.05 for AdamW."""
     warmup_epochs: float = 5.0
     """Epochs over which the learning rate grows from zero (at most a tenth of all)."""
     label_smoothing: float = 0.0
@@ -101,7 +102,7 @@ class TrainConfig:
 
     def filled(self) -> "TrainConfig":
         """The same configuration with every default made explicit."""
-        embedded = self.data == "birds"
+        embedded, p2p = self.data == "birds", methods.on_p2p(self.method)
         adamw = self.optimizer == "adamw" or (self.optimizer is None and embedded)
         model = self.model or ("small" if embedded else "resnet50")
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -109,19 +110,19 @@ class TrainConfig:
         defaults: dict[str, Any] = {
             "model": model,
             "pretrained": self.weights is None and not embedded,
-            "epochs": 15 if embedded else 100,
+            "epochs": 15 if embedded else 300 if p2p else 100,
             "resize": 96 if embedded else 600,
             "crop": 88 if embedded else 448,
             "batch_size": 16 if embedded else 64,
             "optimizer": "adamw" if adamw else "sgd",
-            "lr": 0.005 if adamw else 0.03,
-            "weight_decay": 0.05 if adamw else 0.0,
+            "lr": 0.005 if adamw else 0.002 if p2p else 0.03,
+            "weight_decay": 0.05 if adamw else 5e-4 if p2p else 0.0,
             "device": device,
             "precision": "bf16" if device.startswith("cuda") else "fp32",
             "output": Path("runs") / name,
         }
         missing = {key: value for key, value in defaults.items() if getattr(self, key) is None}
-        config = replace(self, **missing)
+        config = replace(self, augmentation=self.augmentation.filled(self.method), **missing)
         config._check()
         return config
 

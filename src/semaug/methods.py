@@ -10,11 +10,14 @@
 | `isda`           | crop and flip               | class-wise statistics                                     |
 | `joint`          | crop and flip               | CovNet trained by the same loss (the degenerate ablation) |
 | `learnable`      | crop and flip               | learned by the meta loop                                  |
+
+`p2p`, `p2p+isda` and `p2p+learnable` make a P2P-Net of the network (:mod:`semaug.p2p`), the latter two with semantic
+augmentation on its concatenated classifier.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +25,23 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Adam, Optimizer
 
 from semaug.meta import JointAugmentation, LearnableAugmentation
-from semaug.network import Network
+from semaug.network import Composite, Network
 from semaug.sources import ClassCovariance, Constant, CovNet, ModulatedClassCovariance, Source
 
-Method = Literal["basic", "mixup", "cutmix", "random-erasing", "randaugment", "constant", "isda", "joint", "learnable"]
+Method = Literal[
+    "basic",
+    "mixup",
+    "cutmix",
+    "random-erasing",
+    "randaugment",
+    "constant",
+    "isda",
+    "joint",
+    "learnable",
+    "p2p",
+    "p2p+isda",
+    "p2p+learnable",
+]
 METHODS: tuple[str, ...] = get_args(Method)
 
 
@@ -33,8 +49,8 @@ METHODS: tuple[str, ...] = get_args(Method)
 class Augmentation:
     """Settings of the semantic augmentation; they matter for the methods that have a Σ."""
 
-    strength: float = 10.0
-    """λ0: the strength of augmentation at the end of training."""
+    strength: float | None = None
+    """λ0: the strength of augmentation at the end of training; 10 if not given, 5 on P2P-Net, as in the paper."""
     strength_power: float = 1.0
     """α: λ grows as (epoch / epochs)^α · λ0."""
     source: Literal["covnet", "modulated"] = "covnet"
@@ -42,7 +58,7 @@ class Augmentation:
     constant: float = 0.5
     """The variance of the method `constant`."""
     width: int | None = None
-    """Hidden width of CovNet; a quarter of the feature dimension if not given."""
+    """Hidden width of CovNet; a quarter of the feature dimension if not given, half of it on P2P-Net."""
     depth: int = 1
     """Hidden layers of CovNet."""
     rank: int = 0
@@ -59,10 +75,52 @@ class Augmentation:
     """How the meta-gradient is computed; both give the same number."""
     frozen_blocks: int = 0
     """The stem and this many blocks keep out of the pseudo update (10 for ResNet-50 in the paper)."""
-    interval: int = 1
-    """Run the meta loop every this many half steps."""
+    interval: int | None = None
+    """Run the meta loop every this many half steps; 1 if not given, 10 on P2P-Net, as in the paper."""
     detach_real: bool = False
     """Stop gradients from Σ into the features in the real update."""
+
+    def filled(self, method: str) -> "Augmentation":
+        """The same settings with the defaults of a method made explicit."""
+        strength, interval = (5.0, 10) if on_p2p(method) else (10.0, 1)
+        return replace(
+            self,
+            strength=strength if self.strength is None else self.strength,
+            interval=interval if self.interval is None else self.interval,
+        )
+
+
+def on_p2p(method: str) -> bool:
+    """Whether a method makes a P2P-Net of the network."""
+    return method.partition("+")[0] == "p2p"
+
+
+def dressed(method: str, model: nn.Module, num_classes: int) -> nn.Module:
+    """What a method trains: the network itself, or a P2P-Net made of it."""
+    if not on_p2p(method):
+        return model
+    from semaug.p2p import P2PNet
+
+    return P2PNet(model, num_classes)
+
+
+def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
+    """The trainable parameters with their learning rates; those of P2P-Net's new layers are ten times the others'."""
+    groups = getattr(model, "parameter_groups", None)
+    if groups is not None:
+        return cast(list[dict[str, Any]], groups(lr))
+    return [{"params": [parameter for parameter in model.parameters() if parameter.requires_grad], "lr": lr}]
+
+
+def _composite() -> Composite:
+    """P2P-Net in the meta loop: its concatenated classifier is the head to augment."""
+    return Composite(
+        run=lambda model, images: cast(Any, model).outputs(images),
+        logits=lambda outputs: outputs.logits,
+        rest=lambda model, outputs, labels: cast(Any, model).rest_of_loss(outputs, labels),
+        run_head=lambda model, images: cast(Any, model).head_logits(images),
+        after=lambda model, outputs: cast(Any, model).update_templates(outputs),
+    )
 
 
 def make_learner(
@@ -79,14 +137,25 @@ def make_learner(
     scaler: GradScaler | None = None,
 ) -> LearnableAugmentation:
     """The learner that trains `model` by `method`."""
+    settings = settings.filled(method)
+    p2p, method = on_p2p(method), cast(Method, method.removeprefix("p2p").removeprefix("+") or "basic")
     frozen = settings.frozen_blocks if method == "learnable" else 0
-    network = Network(model, frozen, compile="inductor" if compile else None)
+    network = Network(
+        model,
+        frozen,
+        head="head" if p2p else None,
+        compile="inductor" if compile else None,
+        composite=_composite() if p2p else None,
+    )
+    if p2p and settings.width is None:
+        settings = replace(settings, width=max(1, network.feature_dim // 2))
     source = _source(method, settings, network).to(network.head.weight.device)
     learned = list(source.parameters())
     meta_optimizer: Optimizer | None = None
     if learned:
         kind = SGD if settings.meta_optimizer == "sgd" else Adam
         meta_optimizer = kind(learned, lr=settings.meta_lr)
+    assert settings.strength is not None and settings.interval is not None  # noqa: PT018
     augments = method in ("constant", "isda", "joint", "learnable")
     learner = JointAugmentation if method == "joint" else LearnableAugmentation
     return learner(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from semaug.data.images import Preprocessing
 from semaug.errors import UserError
+from semaug.methods import dressed
 from semaug.models import build_model, read_weights
 
 FORMAT = 1  # of the run directory; raised when an older reader would misread it
@@ -93,6 +94,8 @@ def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier
     if not (run / "model.safetensors").is_file():
         raise UserError(f"{run} has no model.safetensors: its training has not finished; run the same command again")
     preprocessing = Preprocessing.from_json(config["preprocessing"])
-    model = build_model(config["model"], len(classes), preprocessing.crop)
+    model = dressed(
+        config.get("method", ""), build_model(config["model"], len(classes), preprocessing.crop), len(classes)
+    )
     model.load_state_dict(read_weights(run / "model.safetensors"))
     return Classifier(model.to(device).eval(), tuple(classes), preprocessing, config["model"], config)

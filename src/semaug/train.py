@@ -137,7 +137,10 @@ class _Run:
         model = build_model(self.model_name, classes, self.preprocessing.crop, bool(self.config.pretrained))
         if self.config.weights is not None:
             self.progress.say(f"{self.config.weights}: {load_weights(model, self.config.weights)}")
-        model = model.to(self.device)
+        try:
+            model = methods.dressed(self.config.method, model, classes).to(self.device)
+        except ValueError as error:  # no stages to make a P2P-Net of
+            raise UserError(str(error)) from error
         return model.to(memory_format=torch.channels_last) if self.device.type == "cuda" else model
 
     def _decode(self, samples: Samples, split: str) -> Tensor:
@@ -221,12 +224,10 @@ class _Run:
             factor = (epoch + 1e-3) / warmup
         else:
             factor = 0.5 * (1 + math.cos(math.pi * (epoch - warmup) / (self.epochs - warmup)))
-        for optimizer, lr in (
-            (self.optimizer, self.lr),
-            (self.learner.meta_optimizer, self.config.augmentation.meta_lr),
-        ):
-            for group in optimizer.param_groups if optimizer is not None else ():
-                group["lr"] = lr * factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        for group in self.learner.meta_optimizer.param_groups if self.learner.meta_optimizer is not None else ():
+            group["lr"] = self.config.augmentation.meta_lr * factor
         return self.lr * factor
 
     def _evaluated(self) -> nn.Module:
@@ -306,11 +307,12 @@ def _splits(data: DataSet, config: TrainConfig) -> dict[str, Samples]:
 
 
 def _optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    lr, decay = given(config.lr), given(config.weight_decay)
+    groups = methods.parameter_groups(model, given(config.lr))
+    groups = [{**group, "initial_lr": group["lr"]} for group in groups]
+    decay = given(config.weight_decay)
     if config.optimizer == "adamw":
-        return AdamW(parameters, lr=lr, weight_decay=decay)
-    return SGD(parameters, lr=lr, momentum=config.momentum, weight_decay=decay)
+        return AdamW(groups, weight_decay=decay)
+    return SGD(groups, momentum=config.momentum, weight_decay=decay)
 
 
 def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:
