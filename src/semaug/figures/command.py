@@ -1,0 +1,55 @@
+"""From the words of the command line to figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from semaug.errors import UserError
+from semaug.figures.augmented import augmentations
+from semaug.figures.destroyed import destruction_chart
+from semaug.figures.embedding import tsne
+from semaug.figures.figure import Figure
+from semaug.figures.mistakes import confusions
+from semaug.figures.nearest import neighbours
+from semaug.figures.training import diagnostics
+from semaug.progress import Progress
+from semaug.report.reading import read_runs
+
+# which of the options each figure knows
+_KNOWN = {
+    "neighbours": ("covariance", "strength", "seed", "device"),
+    "tsne": ("group", "groups", "seed", "device"),
+    "augmentations": ("group", "groups", "covariance", "strength", "seed", "device"),
+    "diagnostics": (),
+    "confusions": ("seed", "device"),
+    "destruction": ("seed",),
+}
+
+
+def draw(kind: str, paths: Sequence[Path], options: Mapping[str, Any]) -> list[Figure]:
+    """The figures of a kind: one of all runs, or one of each run. Runs are named as in the report."""
+    known = {name: value for name, value in options.items() if name in _KNOWN[kind]}
+    if kind == "destruction":
+        if paths:
+            raise UserError("destruction is measured on the embedded birds and takes no run directory")
+        return [destruction_chart(**known)]
+    if not paths:
+        raise UserError("name at least one run directory")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("a run directory is named twice")
+    runs = {run.label: run.path for run in read_runs(paths)}
+    if kind == "diagnostics":
+        return [diagnostics(runs)]
+    with Progress().task("looking at images", 0) as advance:
+        if kind in ("neighbours", "tsne"):
+            return [(neighbours if kind == "neighbours" else tsne)(runs, progress=advance, **known)]
+        each = augmentations if kind == "augmentations" else confusions
+        figures = {label: each(path, progress=advance, **known) for label, path in runs.items()}
+    return [figure if len(runs) == 1 else _named(figure, label) for label, figure in figures.items()]
+
+
+def _named(figure: Figure, label: str) -> Figure:
+    """One of several figures of a kind."""
+    safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in label)
+    return replace(figure, name=f"{figure.name}-{safe}", title=f"{figure.title}: {label}")

@@ -1,0 +1,74 @@
+"""`semaug figures` as a user calls it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from semaug.cli import main
+
+Runs = dict[str, Path]
+
+
+def figures(*arguments: str | Path) -> int:
+    return main(["figures", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "methods", "suffixes"),
+    [
+        ("neighbours", ("constant", "isda"), {".png", ".html"}),
+        ("tsne", ("basic", "learnable"), {".png", ".svg", ".html"}),
+        ("augmentations", ("learnable",), {".png", ".svg", ".html"}),
+        ("diagnostics", ("isda", "learnable"), {".png", ".svg", ".html"}),
+        ("confusions", ("basic",), {".png", ".html"}),
+    ],
+)
+def test_files_and_a_caption(
+    runs: Runs,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    methods: tuple[str, ...],
+    suffixes: set[str],
+) -> None:
+    assert figures(kind, *(runs[method] for method in methods), "--output", tmp_path / "out") == 0
+    files = sorted((tmp_path / "out").iterdir())
+    assert {file.stem for file in files} == {kind}
+    assert {file.suffix for file in files} == suffixes
+    told = capsys.readouterr().out
+    assert all(str(file) in told for file in files)
+    assert len(told.splitlines()[0]) > 80  # the caption
+
+
+def test_one_figure_of_each_run(runs: Runs, tmp_path: Path) -> None:
+    assert figures("confusions", runs["basic"], runs["isda"], "--output", tmp_path) == 0
+    assert {file.name for file in tmp_path.glob("*.png")} == {"confusions-basic.png", "confusions-isda.png"}
+
+
+def test_mistakes_are_one_sentence_and_exit_code_2(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(runs["isda"], unfinished)
+    (unfinished / "model.safetensors").unlink()
+    table = tmp_path / "groups.csv"
+    table.write_text("species,family\n")
+    for arguments, told in (
+        (("tsne", unfinished), "has not finished"),
+        (("neighbours", runs["basic"]), "has no Σ"),
+        (("augmentations", runs["basic"]), "has no Σ"),
+        (("tsne", runs["basic"], "--groups", table), "no column class"),
+        (("tsne", runs["basic"], "--group", "owl"), "no group 'owl'"),
+        (("tsne", runs["basic"], runs["basic"]), "named twice"),
+        (("tsne", tmp_path / "nowhere"), "there is no run directory"),
+        (("tsne",), "at least one run"),
+        (("diagnostics", runs["basic"]), "nothing to say about Σ"),
+        (("destruction", runs["basic"]), "takes no run"),
+        (("neighbours", runs["isda"], "--strength", "-1"), "must be positive"),
+    ):
+        assert figures(*arguments, "--output", tmp_path / "out") == 2
+        message = capsys.readouterr().err.strip()
+        assert told in message
+        assert len(message.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
