@@ -14,7 +14,7 @@ from photos import photo_folder
 from semaug import progress
 from semaug.config import TrainConfig
 from semaug.errors import UserError
-from semaug.methods import METHODS, Augmentation
+from semaug.methods import METHODS, Augmentation, on_p2p
 from semaug.runs import load_classifier, read_json, read_metrics
 from semaug.train import train
 
@@ -41,7 +41,7 @@ def config(photos: Path, output: Path, **options: Any) -> TrainConfig:
 
 
 @pytest.mark.parametrize("model", ["resnet18", "mobilenetv2_100", "vit_tiny_patch16_224"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [method for method in METHODS if not on_p2p(method)])
 def test_every_method_trains_every_kind_of_network(photos: Path, tmp_path: Path, method: Any, model: str) -> None:
     # BatchNorm over three images of one pixel, deep inside, has enormous gradients: hence the clipping.
     run = train(config(photos, tmp_path / "run", method=method, model=model, epochs=2, lr=0.001, clip_norm=1.0))
@@ -53,6 +53,26 @@ def test_every_method_trains_every_kind_of_network(photos: Path, tmp_path: Path,
     result = read_json(run / "evaluation.json")
     assert (result["split"], result["count"]) == ("test", 12)
     assert load_classifier(run).classes == tuple(read_json(run / "classes.json"))
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if on_p2p(method)])
+def test_p2p_trains_alone_and_with_both_augmentations(photos: Path, tmp_path: Path, method: Any) -> None:
+    options: dict[str, Any] = {"method": method, "epochs": 2, "resize": 72, "crop": 64, "lr": 0.002}
+    options["augmentation"] = Augmentation(interval=2)
+    run = train(config(photos, tmp_path / "run", **options))
+    rows = read_metrics(run)
+    assert all(row["rest_loss"] > 0 and row["train_loss"] > 0 for row in rows)
+    assert ("meta_loss" in rows[1]) == (method == "p2p+learnable")
+    assert (rows[1]["strength"] > 0) == (method != "p2p")
+    classifier = load_classifier(run)
+    assert classifier.model(torch.zeros(2, 3, 64, 64)).shape == (2, len(classifier.classes))
+    assert int(classifier.model.alignment.seen) > 0
+    assert read_json(run / "evaluation.json")["count"] == 12
+
+
+def test_p2p_of_a_network_without_stages_is_refused_in_one_sentence(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="stages"):
+        train(config(photos, tmp_path / "run", method="p2p", model="vit_tiny_patch16_224"))
 
 
 def test_the_run_directory_holds_what_it_promises(photos: Path, tmp_path: Path) -> None:
