@@ -258,6 +258,108 @@ class Bench(BenchConfig):
         console.print(f"{self.output}: bench.json, bench.svg", markup=False, soft_wrap=True)
 
 
+@dataclass(frozen=True)
+class Reproduce:
+    """Reproduce tables and figures of the paper; with no name, list them.
+
+    Each is a set of cells, one training run for each seed. Runs that several share are made once, finished ones are
+    not made again, and one that was broken off goes on. One that fails is reported, and the others go on. All figures
+    that there are, beside the paper's, are printed and written to report.html, results.json and results.md.
+    """
+
+    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """What to reproduce: "list", names from the list, or "all"."""
+    scale: Literal["full", "small"] = "full"
+    """full: the paper's settings on its data sets. small: the same cells on drawn birds, with small networks and few
+    epochs, which needs no data and no GPU and says nothing about the paper's claims."""
+    data: Path | None = None
+    """Folder that holds the paper's data sets; $SEMAUG_DATA, or ./data, if not given. At small scale: a folder of
+    images to use instead of the drawn birds."""
+    output: Path = Path("runs/reproduce")
+    """Folder of the runs and the report."""
+    dataset: tuple[str, ...] = ()
+    """Only cells on these data sets: cub, aircraft, cars, nabirds, imagenet."""
+    network: tuple[str, ...] = ()
+    """Only cells with these networks, as the paper writes them: ResNet-50, ViT-B/16, …"""
+    method: tuple[str, ...] = ()
+    """Only cells of these methods: basic, isda, learnable, …"""
+    seeds: tuple[int, ...] | None = None
+    """Seeds of each cell; at full scale 0 1 2 if not given, at small scale one or two."""
+    jobs: int | None = None
+    """Runs at once; one for each GPU if not given; without a GPU, at small scale one for each core."""
+    epochs: int | None = None
+    """Epochs of every run instead of the scale's own."""
+    select: Literal["val", "test"] = "val"
+    """The split that chooses the best epoch; "test", as much published code does, gives figures that are too good."""
+    device: str | None = None
+    """cuda if there is one, else cpu."""
+
+    def run(self) -> None:
+        from semaug.experiments.reproduce import Choice, listing, reproduce
+        from semaug.experiments.scales import Setup
+
+        if not self.names or self.names == ("list",):
+            print(listing())
+            return
+        setup = Setup(self.scale, self.output, self.data, self.epochs, self.select, self.device)
+        choice = Choice(self.dataset, self.network, self.method, self.seeds)
+        failed = reproduce(self.names, setup, choice, self.jobs)
+        if failed:
+            raise UserError(f"{failed} of the runs and pictures failed; the report says why")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Draw the pictures of the paper from finished runs: PNG, SVG where it is vector, and an interactive HTML page.
+
+    neighbours: real images nearest to augmented features, for each run. tsne: features of look-alike classes, one panel
+    per run. augmentations: original and augmented features of Random Erasing, RandAugment and ours, for each run.
+    diagnostics: Σ during training. confusions: the most confused classes of each run, with photos. destruction: how
+    often an augmentation of images destroys the only cue, measured on the embedded birds; it needs no run.
+    """
+
+    figure: Annotated[
+        Literal["neighbours", "tsne", "augmentations", "diagnostics", "confusions", "destruction"],
+        tyro.conf.Positional,
+    ]
+    """What to draw."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Run directories."""
+    output: Path = Path("figures")
+    """The folder to write to."""
+    group: str | None = None
+    """Name of the group of look-alike classes (tsne, augmentations); the largest if not given."""
+    groups: Path | None = None
+    """CSV file with the columns class and group; the last word of the classes' names if not given."""
+    covariance: Literal["run", "classwise"] = "run"
+    """The run's own Σ, or the class-wise one of its final features (neighbours, augmentations)."""
+    strength: float | None = None
+    """λ (neighbours, augmentations); that of the end of training if not given."""
+    seed: int = 0
+    """Seed of all random numbers."""
+    device: str | None = None
+    """cuda if there is one, else cpu."""
+
+    def run(self) -> None:
+        from semaug.figures.command import draw
+        from semaug.figures.figure import write
+
+        for figure in draw(self.figure, self.runs, self._options()):
+            files = write(figure, self.output)
+            print(figure.caption)
+            print("\n".join(map(str, files)))
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "group": self.group,
+            "groups": self.groups,
+            "covariance": self.covariance,
+            "strength": self.strength,
+            "seed": self.seed,
+            "device": _device(self.device),
+        }
+
+
 Command = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Train, tyro.conf.subcommand("train")]
@@ -265,8 +367,10 @@ Command = (
     | Annotated[Predict, tyro.conf.subcommand("predict")]
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Figures, tyro.conf.subcommand("figures")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
 )
 
 

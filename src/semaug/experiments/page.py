@@ -1,0 +1,111 @@
+"""The report of reproduced tables and figures: one HTML file that needs nothing else."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from semaug.experiments import drawing
+from semaug.experiments.published import published
+from semaug.experiments.results import NOT_RUN, Section, columns
+from semaug.experiments.scales import Setup
+from semaug.report import charts
+from semaug.report.page import COLOURS, _digest
+
+_TEXT_COLUMNS = ("data set", "network", "method", "note")
+_PAPER_COLUMNS = ("paper", "paper − basic")
+
+
+def render(sections: Sequence[Section], setup: Setup, heading: Sequence[str]) -> str:
+    """The page, as HTML."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("semaug.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent"] = charts.percent
+    environment.globals.update(colour=lambda place: f"c{place % COLOURS}", again=lambda place: place >= COLOURS)
+    style = "".join(environment.get_template(name).render() for name in ("style.css", "reproduction.css"))
+    parts = [_part(section, setup) for section in sections]
+    fragments = "".join(str(picture["html"]) for part in parts for picture in part["pictures"])
+    names = dict.fromkeys(name for part in parts for name in part["names"])
+    return environment.get_template("reproduction.html").render(
+        policy=_policy(style, fragments),
+        style=Markup(style),
+        title="Tables and figures of the paper, reproduced",
+        heading=heading,
+        parts=parts,
+        numeric=[name for name in names if name not in _TEXT_COLUMNS],
+        paper=_PAPER_COLUMNS,
+    )
+
+
+def _policy(style: str, fragments: str) -> str:
+    """The page may use its own styles and the pictures' scripts, and load nothing."""
+    styles = [style, *re.findall(r"<style>(.*?)</style>", fragments, re.DOTALL)]
+    scripts = re.findall(r"<script>(.*?)</script>", fragments, re.DOTALL)
+    allowed = " ".join(dict.fromkeys(map(_digest, scripts))) or "'none'"
+    return (
+        f"default-src 'none'; img-src data:; style-src {' '.join(dict.fromkeys(map(_digest, styles)))}; "
+        f"script-src {allowed}"
+    )
+
+
+def _part(section: Section, setup: Setup) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    experiment = section.experiment
+    pictures = experiment.kind == "pictures"
+    names, texts = columns(section, setup)
+    alike = [i for i in (0, 1) if len({row[i] for row in texts}) == 1]
+    used = [i for i, name in enumerate(names) if name in ("method", "ours") or any(row[i] for row in texts)]
+    used = [i for i in used if i not in alike]
+    everywhere = [f"Everywhere: {', '.join(texts[0][i] for i in alike)}."] if alike and not pictures else []
+    keys, curves = drawing.training_curves(section) if experiment.curves else ([], [])
+    return {
+        "name": experiment.name,
+        "title": experiment.title,
+        "shows": experiment.shows,
+        "caption": experiment.caption,
+        "count": _count(section),
+        "notes": [*everywhere, *section.notes],
+        "names": [names[i] for i in used],
+        "rows": [
+            {"absent": not row.runs, "texts": [(names[i], text[i]) for i in used]}
+            for row, text in zip(section.rows, texts, strict=True)
+            if not pictures
+        ],
+        "dots": drawing.accuracy_dots(section, setup) if experiment.kind in ("table", "bars") else None,
+        "dots_label": drawing.dots_label(section, setup),
+        "sweeps": drawing.sweeps(section, setup),
+        "legend": keys,
+        "curves": curves,
+        "lines": section.extra.get("lines", []),
+        "pictures": [
+            {**picture, "html": Markup(picture["html"])}  # our own figures, which escape what they show
+            for picture in section.extra.get("pictures", [])
+        ],
+        "published": [asdict(row) for row in published()] if experiment.published else [],
+        "command": section.command,
+        "runs": [run.run.name for row in section.rows for run in row.runs],
+    }
+
+
+def _count(section: Section) -> str:
+    """How many seeds the figures come from, in one sentence."""
+    if not section.rows or section.experiment.kind == "pictures":
+        return ""
+    counts = sorted({len(row.runs) for row in section.rows if row.runs})
+    absent = sum(not row.runs for row in section.rows)
+    missing = f" {absent} of {len(section.rows)} cells were {NOT_RUN}." if absent else ""
+    if not counts:
+        return f"No cell was run.{missing if absent < len(section.rows) else ''}"
+    if counts[-1] == 1:
+        return f"Each figure is from one seed, which tells nothing about spread.{missing}"
+    seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return f"Each figure is the mean of {seeds} seeds, ± their standard deviation.{missing}"
