@@ -19,13 +19,14 @@ from semaug.data.images import Preprocessing
 from semaug.data.samples import load_image
 from semaug.errors import UserError
 from semaug.export import export
+from semaug.methods import dressed
 from semaug.models import build_model
 from semaug.runs import FORMAT, load_classifier
 
 CLASSES = [kind.name for kind in birds.species(4)]
 
 
-def tiny_classifier(run: Path, name="test_resnet", **preprocessing):
+def tiny_classifier(run: Path, name="test_resnet", method: str = "learnable", **preprocessing):
     """A classifier of random weights, through a run directory as training would leave it."""
     torch.manual_seed(1)
     settings = Preprocessing(**{"resize": 40, "crop": 32, **preprocessing})
@@ -35,14 +36,15 @@ def tiny_classifier(run: Path, name="test_resnet", **preprocessing):
         "model": name,
         "preprocessing": asdict(settings),
         "data": "/srv/someone/private/warblers",
-        "method": "learnable",
+        "method": method,
         "output": "/srv/someone/private/run",
         "select": "val",
     }
     run.mkdir(exist_ok=True)
     (run / "config.json").write_text(json.dumps(config))
     (run / "classes.json").write_text(json.dumps(CLASSES))
-    save_file(build_model(name, len(CLASSES), settings.crop).state_dict(), run / "model.safetensors")
+    model = dressed(method, build_model(name, len(CLASSES), settings.crop), len(CLASSES))
+    save_file(model.state_dict(), run / "model.safetensors")
     return load_classifier(run)
 
 
@@ -131,7 +133,8 @@ def run_program_of_card(monkeypatch, capsys):
         program = re.search(r"```python\n(.*?)```", card, re.DOTALL).group(1)
         (folder / "photo.jpg").write_bytes(photo.read_bytes())
         monkeypatch.chdir(folder)
-        monkeypatch.setitem(sys.modules, "semaug", None)
+        if "without semaug" in card:
+            monkeypatch.setitem(sys.modules, "semaug", None)
         exec(program, {})
         label, probability = capsys.readouterr().out.split()
         return label, float(probability)
@@ -140,11 +143,17 @@ def run_program_of_card(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
-    [("test_resnet", "squash"), ("timm/test_vit", "aspect"), ("torchvision/mobilenet_v3_small", "aspect")],
+    ("name", "shape", "method"),
+    [
+        ("test_resnet", "squash", "learnable"),
+        ("timm/test_vit", "aspect", "learnable"),
+        ("torchvision/mobilenet_v3_small", "aspect", "learnable"),
+        ("small", "squash", "basic"),
+        ("torchvision/resnet18", "squash", "p2p+learnable"),
+    ],
 )
-def test_the_program_of_the_model_card_predicts_the_same(tmp_path, photo, run_program_of_card, name, shape):
-    classifier = tiny_classifier(tmp_path / "run", name, shape=shape, resize=41)
+def test_the_program_of_the_model_card_predicts_the_same(tmp_path, photo, run_program_of_card, name, shape, method):
+    classifier = tiny_classifier(tmp_path / "run", name, method=method, shape=shape, resize=41)
     export(classifier, tmp_path / "out", onnx=False)
     label, probability = run_program_of_card(tmp_path / "out", photo)
     probabilities = classifier.probabilities(pixels(classifier, photo))[0]
@@ -193,12 +202,18 @@ def test_a_model_card_without_scores_says_so(classifier, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("torchvision/resnet18", 64), ("vit_tiny_patch16_224", 32), ("mobilenetv2_100", 64)]
+    ("name", "size", "method"),
+    [
+        ("torchvision/resnet18", 64, "learnable"),
+        ("vit_tiny_patch16_224", 32, "learnable"),
+        ("mobilenetv2_100", 64, "learnable"),
+        ("mobilenetv2_100", 64, "p2p"),
+    ],
 )
-def test_onnx_gives_the_same_logits_for_any_batch(tmp_path, photo, name, size):
+def test_onnx_gives_the_same_logits_for_any_batch(tmp_path, photo, name, size, method):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    classifier = tiny_classifier(tmp_path / "run", name, resize=size + 8, crop=size)
+    classifier = tiny_classifier(tmp_path / "run", name, method=method, resize=size + 8, crop=size)
     report = export(classifier, tmp_path / "out", images=[load_image(photo)])
     assert report.onnx_difference is not None
     assert report.onnx_difference < 1e-4

@@ -134,7 +134,7 @@ def _model_card(classifier: Classifier, onnx: bool, evaluation: Mapping[str, Any
 - Weights: `model.safetensors`""",
         "## Scores\n\n" + _scores(classifier, evaluation),
         "## Preprocessing\n\n" + _preprocessing(classifier),
-        f"## Use\n\nWith PyTorch, without semaug, in this folder:\n\n```python\n{_usage(classifier)}\n```",
+        f"## Use\n\nWith PyTorch{_with_semaug(classifier)}, in this folder:\n\n```python\n{_usage(classifier)}\n```",
         f"""## Limits
 
 - It answers with one of its {classes} classes whatever the picture shows: it has no class for anything else.
@@ -228,9 +228,22 @@ def _library(classifier: Classifier) -> str:
     return type(classifier.model).__module__.partition(".")[0]
 
 
+def _with_semaug(classifier: Classifier) -> str:
+    """Whether semaug is needed to build the network: for its own small one, and for P2P-Net."""
+    return " and semaug" if _library(classifier) == "semaug" else ", without semaug"
+
+
 def _construction(classifier: Classifier) -> list[str]:
     name, classes = classifier.name.rpartition("/")[2], len(classifier.classes)
     crop = classifier.preprocessing.crop
+    if _library(classifier) == "semaug":
+        method = str(classifier.config.get("method", ""))
+        return [
+            "from semaug.methods import dressed",
+            "from semaug.models import build_model",
+            "",
+            f'model = dressed("{method}", build_model("{classifier.name}", {classes}, {crop}), {classes})',
+        ]
     if _library(classifier) == "timm":
         size = f", img_size={crop}" if _has_size(name, crop) else ""
         return [f'model = timm.create_model("{name}", num_classes={classes}{size})']
