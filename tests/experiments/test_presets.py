@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from semaug.experiments.cells import Cell, baseline
 from semaug.experiments.published import published
 from semaug.experiments.registry import MODULES, experiment, experiments
 from semaug.experiments.reproduce import Choice, make_plan
-from semaug.experiments.scales import NETWORKS, Setup, missing_data, stand_in, train_config
+from semaug.experiments.scales import NETWORKS, Setup, method_of, missing_data, stand_in, train_config
 
 NAMES = [
     "table-datasets", "table-networks", "table-sota-p2p", "table-image-level", "figure-depth", "figure-joint",
@@ -133,7 +134,7 @@ def test_every_cell_makes_a_valid_configuration(tmp_path: Path, scale: str) -> N
     for preset in experiments(("all",)):
         for cell in preset.at(setup.scale):
             if not cell.blocked:
-                assert train_config(cell, setup).filled().method == cell.method
+                assert train_config(cell, setup).filled().method == method_of(cell)
 
 
 def test_shared_cells_are_one_run(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_what_cannot_be_run_says_why(tmp_path: Path) -> None:
     setup = Setup("full", tmp_path / "out", data=tmp_path)
     plan = make_plan(experiments(("table-sota-p2p", "table-imagenet")), setup, Choice())
     assert not plan.configs
-    assert "P2P-Net is not built yet" in plan.reasons.values()
+    assert any("needs CUB-200-2011, which is not in" in reason for reason in plan.reasons.values())
     assert any("needs ImageNet, which is not in" in reason for reason in plan.reasons.values())
     assert "stands for CUB-200-2011 only" in missing_data("cars", Setup("small", tmp_path, data=tmp_path))
 
@@ -188,3 +189,13 @@ def test_stand_ins_are_models_that_exist() -> None:
     for network in NETWORKS:
         name = stand_in(Cell("basic", network=network))
         assert name == "small" or timm.is_model(name)
+
+
+@pytest.mark.parametrize("scale", ["full", "small"])
+def test_p2p_cells_train_p2p_net_with_its_own_settings(tmp_path: Path, scale: Any) -> None:
+    cells = [cell for cell in experiment("table-sota-p2p").cells if cell.network == "P2P-Net"]
+    found = [train_config(cell, Setup(scale, tmp_path)).filled() for cell in cells]
+    assert [config.method for config in found] == ["p2p", "p2p+isda", "p2p+learnable"]
+    assert all(config.augmentation.interval == 10 and config.augmentation.frozen_blocks == 0 for config in found)
+    if scale == "full":
+        assert {(c.epochs, c.lr, c.weight_decay, c.augmentation.strength) for c in found} == {(300, 0.002, 5e-4, 5.0)}

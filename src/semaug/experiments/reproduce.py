@@ -51,7 +51,7 @@ class Choice:
 
     def check(self) -> None:
         """See that what is named exists."""
-        known = ("data set", self.datasets, DATASETS), ("network", self.networks, [*NETWORKS, "P2P-Net"])
+        known = ("data set", self.datasets, DATASETS), ("network", self.networks, NETWORKS)
         for what, named, names in (*known, ("method", self.methods, TITLES)):
             for name in named:
                 if name not in names:

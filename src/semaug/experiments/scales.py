@@ -8,7 +8,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from semaug.config import TrainConfig
 from semaug.errors import UserError
@@ -42,6 +42,7 @@ NETWORKS = {
     "EfficientNet-B0": NetworkSpec("torchvision/efficientnet_b0", "test_efficientnet"),
     "MobileNetV2": NetworkSpec("torchvision/mobilenet_v2", "lcnet_035"),
     "RegNetX-400MF": NetworkSpec("torchvision/regnet_x_400mf", "test_convnext", small_lr=0.002),
+    "P2P-Net": NetworkSpec("resnet50.tv_in1k", "small"),  # on ResNet-50
     "ViT-B/16": NetworkSpec("vit_base_patch16_224.orig_in21k", "test_vit", small_lr=0.001),
 }
 SMALL_STRENGTH = 0.3  # times the paper's λ0, as the demonstration has it: 3 instead of 10
@@ -98,7 +99,20 @@ def run_stem(cell: Cell, config: TrainConfig, setup: Setup) -> str:
     return f"{setup.scale}-{cell.dataset}-{model}-{config.method}-{digest}"
 
 
+def method_of(cell: Cell) -> Method:
+    """The training method of a cell: on P2P-Net, that with P2P-Net in front."""
+    if cell.network != "P2P-Net":
+        return cell.method
+    return cast(Method, "p2p" if cell.method == "basic" else f"p2p+{cell.method}")
+
+
 def _full(cell: Cell, setup: Setup) -> TrainConfig:
+    if cell.network == "P2P-Net":  # all else is the default of its methods
+        augmentation = relevant(cell.method, Augmentation())
+        method, spec = method_of(cell), NETWORKS[cell.network]
+        return TrainConfig(
+            cell.dataset, setup.data, model=spec.model, method=method, pretrained=True, augmentation=augmentation
+        )
     spec = NETWORKS[cell.network]
     imagenet = cell.dataset == "imagenet"
     config = TrainConfig(
@@ -136,7 +150,7 @@ def _small(cell: Cell, setup: Setup) -> TrainConfig:
     config = TrainConfig(
         data=str((setup.data or world_folder(setup.output, cell.dataset)).resolve()),
         model=model,
-        method=cell.method,
+        method=method_of(cell),
         pretrained=False,
         epochs=DEEP_EPOCHS if deep else spec.small_epochs,
         resize=56,
