@@ -68,6 +68,20 @@ def test_a_trained_model_is_evaluated_used_and_exported(photos: Path, run: Path,
     assert json.loads((tmp_path / "again.json").read_text())["top1"] == scores["top1"]
 
 
+def test_without_a_test_split_what_training_held_out_is_measured(photos: Path, tmp_path: Path) -> None:
+    """Never the images that were trained on, unless they are asked for."""
+    folder, scores = tmp_path / "run", tmp_path / "scores.json"
+    done = semaug("train", "--data", photos / "train", "--output", folder, "--epochs", "1", *OPTIONS)
+    assert done.returncode == 0, done.stderr
+    assert semaug("evaluate", folder, "--json", scores).returncode == 0
+    measured, trained = json.loads(scores.read_text()), json.loads((folder / "evaluation.json").read_text())
+    assert measured["split"] == trained["split"] == "val"
+    assert measured["count"] == trained["count"] == 2 * len(json.loads((folder / "classes.json").read_text()))
+    assert measured["top1"] == pytest.approx(trained["top1"])
+    assert semaug("evaluate", folder, "--split", "train", "--json", scores).returncode == 0
+    assert json.loads(scores.read_text())["split"] == "train"
+
+
 def test_paths_come_from_standard_input_too(photos: Path, run: Path) -> None:
     files = sorted((photos / "test").rglob("*.png"))[:3]
     done = semaug("predict", run, "-", "--format", "jsonl", stdin="".join(f"{file}\n" for file in files))

@@ -42,7 +42,8 @@ class Evaluate:
     data_root: Path | None = None
     """Folder that holds the named data sets; $SEMAUG_DATA, or ./data, if not given."""
     split: Literal["train", "val", "test"] | None = None
-    """The split to measure; "test" if there is one, else all images of a folder that has no splits."""
+    """The split to measure; "test" if there is one. Else, of the data that the model was trained on, "val", the images
+    that training held out; of other data all images of a folder that has no splits."""
     json: Path | None = None
     """Write all figures to this file too."""
     device: str | None = None
@@ -51,20 +52,23 @@ class Evaluate:
     """Images per batch."""
 
     def run(self) -> None:
-        from semaug.data.readers import read_data
+        from semaug.data.readers import read_data, training_splits
         from semaug.evaluate import evaluate
         from semaug.progress import Progress
-        from semaug.runs import load_classifier, write_json
+        from semaug.runs import load_classifier, split_settings, write_json
 
         classifier = load_classifier(self.model, _device(self.device))
         named = self.data or classifier.config.get("data")
         if named is None:
             raise UserError(f"{self.model} does not say what it was trained on; name the images with --data")
         data = read_data(named, self.data_root or _path(classifier.config.get("data_root")))
-        split: str = self.split or ("test" if "test" in data.splits else next(iter(data.splits)))
-        if split not in data.splits:
-            raise UserError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}")
-        samples = data.splits[split]
+        own = self.data is None
+        splits = training_splits(data, **split_settings(classifier.config)) if own else data.splits
+        rest = "val" if own else next(iter(splits))
+        split: str = self.split or ("test" if "test" in splits else rest)
+        if split not in splits:
+            raise UserError(f"{data.name} has no split {split!r}; it has {', '.join(splits)}")
+        samples = splits[split]
         with Progress().task(f"evaluating on {split}", len(samples)) as advance:
             result = evaluate(classifier, samples, self.batch_size, advance, data_classes=data.classes)
         if self.json is not None:

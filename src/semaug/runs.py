@@ -10,6 +10,7 @@ report.html          curves and pictures
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,12 @@ class Classifier:
         inputs = self.preprocessing.evaluation_input(pixels.to(device, non_blocking=True))
         logits: Tensor = self.model(inputs)
         return logits.float().softmax(1).cpu()
+
+
+def split_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What in a run's config.json says how its data was split."""
+    names = ("select", "val_per_class", "val_fraction", "seed")
+    return {name: config[name] for name in names if name in config}
 
 
 def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier:

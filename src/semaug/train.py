@@ -22,7 +22,7 @@ import semaug
 from semaug import checkpoint, methods
 from semaug.config import TrainConfig, given
 from semaug.data.images import Preprocessing, decoded
-from semaug.data.readers import read_data, split_validation
+from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import DataSet, Samples
 from semaug.errors import UserError
 from semaug.evaluate import evaluate
@@ -56,7 +56,7 @@ class _Run:
             return folder
         with self.progress.task(f"fetching {config.data}", 0) as advance:
             data = read_data(config.data, config.data_root, download=config.download, progress=advance)
-        splits = _splits(data, config)
+        splits = training_splits(data, config.select, config.val_per_class, config.val_fraction, config.seed)
         self._describe(data, splits)
         torch.manual_seed(config.seed)
         self.model = self._model(len(data.classes))
@@ -290,20 +290,6 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
     """The configuration as JSON would give it back."""
     settings: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
     return settings
-
-
-def _splits(data: DataSet, config: TrainConfig) -> dict[str, Samples]:
-    """The data's splits, with a validation split of the training images where there is none."""
-    splits = dict(data.splits)
-    if config.select == "test":
-        if "test" not in splits:
-            raise UserError(f"{data.name} has no test split to select on")
-        return {"train": splits["train"], "val": splits["test"], "test": splits["test"]}
-    if "val" not in splits:
-        splits["train"], splits["val"] = split_validation(
-            splits["train"], config.val_per_class, config.val_fraction, config.seed
-        )
-    return {name: splits[name] for name in ("train", "val", "test") if name in splits}
 
 
 def _optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:

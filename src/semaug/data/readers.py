@@ -69,6 +69,20 @@ def read_data(
     raise UserError(f"{path} is neither a folder nor a table ({', '.join(TABLE_SUFFIXES)})")
 
 
+def training_splits(
+    data: DataSet, select: str = "val", val_per_class: int | None = None, val_fraction: float = 0.1, seed: int = 0
+) -> dict[str, Samples]:
+    """The splits as a run with these settings sees them: with a validation split of the training images if need be."""
+    splits = dict(data.splits)
+    if select == "test":
+        if "test" not in splits:
+            raise UserError(f"{data.name} has no test split to select on")
+        return {"train": splits["train"], "val": splits["test"], "test": splits["test"]}
+    if "val" not in splits:
+        splits["train"], splits["val"] = split_validation(splits["train"], val_per_class, val_fraction, seed)
+    return {name: splits[name] for name in ("train", "val", "test") if name in splits}
+
+
 def split_validation(samples: Samples, per_class: int | None, fraction: float, seed: int) -> tuple[Samples, Samples]:
     """Training and validation images: of every class `per_class` images, or else a fraction, become validation.
 

@@ -13,11 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from semaug.data.images import Progress
-from semaug.data.readers import read_data, split_validation
+from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import Samples
 from semaug.errors import UserError
 from semaug.evaluate import match_classes
-from semaug.runs import Classifier
+from semaug.runs import Classifier, split_settings
 
 BATCH = 32
 
@@ -35,16 +35,8 @@ def run_samples(classifier: Classifier, split: Literal["train", "evaluation"] = 
         raise UserError("the run does not say what it was trained on; give it the images")
     root = config.get("data_root")
     data = read_data(config["data"], None if root is None else Path(root))
-    splits = dict(data.splits)
-    if split == "evaluation" and "test" in splits:
-        found = splits["test"]
-    elif "val" in splits or config.get("select") == "test":
-        found = splits["train" if split == "train" else "val"]
-    else:
-        parts = split_validation(
-            splits["train"], config.get("val_per_class"), config.get("val_fraction", 0.1), config.get("seed", 0)
-        )
-        found = parts[0 if split == "train" else 1]
+    splits = training_splits(data, **split_settings(config))
+    found = splits["train" if split == "train" else "test" if "test" in splits else "val"]
     order = match_classes(classifier.classes, data.classes)
     return _Relabelled(found, tuple(order[label] for label in found.labels))
 
