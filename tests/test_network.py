@@ -136,6 +136,18 @@ def test_passes_at_other_parameters_give_no_gradient_to_the_early_part() -> None
     assert all(value.grad is not None for name, value in point.items() if not name.startswith("fc"))
 
 
+def test_passes_at_other_parameters_have_the_gradient_of_the_model_through_pooling() -> None:
+    model = torchvision.models.resnet18(num_classes=5).double().eval()
+    network = Network(model)
+    images = torch.randn(2, 3, 40, 40, dtype=torch.float64)
+    point = {name: p.detach().clone().requires_grad_() for name, p in network.late_parameters().items()}
+    network.head(network.forward_at(point, images)[0]).square().sum().backward()
+    model(images).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        if not name.startswith("fc."):
+            torch.testing.assert_close(point[name].grad, parameter.grad, rtol=1e-12, atol=1e-12)
+
+
 class Overwriting(nn.Module):
     """The late part changes the early part's output in place."""
 

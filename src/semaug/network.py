@@ -6,8 +6,8 @@ model's source: :class:`Network` looks at it through *views* (:mod:`semaug.views
 identity, so that calling one gives the feature ``a``, and each early module by one that keeps or plays back its output.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -42,6 +42,25 @@ class Composite:
     rest: Callable[[nn.Module, Any, Tensor], Tensor]
     run_head: Callable[[nn.Module, Tensor], Tensor] | None = None
     after: Callable[[nn.Module, Any], None] | None = None
+
+
+@contextmanager
+def _short_indices() -> Iterator[None]:
+    """Keep what max-pooling remembers for the backward pass, an int64 for each output, in half of the room.
+
+    Beside the graph of the training batch, that of the meta batch is what takes the most memory in a step.
+    """
+
+    def pack(tensor: Tensor) -> tuple[Tensor, bool]:
+        long = tensor.dtype == torch.int64
+        return (tensor.int() if long else tensor), long
+
+    def unpack(packed: tuple[Tensor, bool]) -> Tensor:
+        tensor, long = packed
+        return tensor.long() if long else tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
 
 
 class Network:
@@ -84,6 +103,7 @@ class Network:
             )
         self.frozen_blocks = frozen_blocks
         self._early_names = self._frozen_parameters()
+        self._pools = any(isinstance(module, nn.MaxPool2d) for module in self.model.modules())
         self._backend = compile
         self._compiled: Callable[[Tensor], Any] | None = None
         self._main: View | None = None
@@ -154,7 +174,7 @@ class Network:
         No gradient goes into the early part, no statistics are moved.
         """
         other = self._other_view(images)
-        with other.at(parameters):
+        with other.at(parameters), _short_indices() if self._pools else nullcontext():
             return self._run(other, images, labels)
 
     def replay(self, parameters: Mapping[str, Tensor], tape: Tape) -> Tensor:
