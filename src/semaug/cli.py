@@ -255,11 +255,13 @@ class Bench(BenchConfig):
     def run(self) -> None:
         from semaug.bench import bench
 
-        result = bench(self)
+        results = bench(self)
         console = Console(highlight=False)
-        console.print("\n".join(result.heading()), markup=False, soft_wrap=True)
-        console.print(result.table())
+        timed = next(results)
+        console.print("\n".join(timed.heading()), markup=False, soft_wrap=True)
+        console.print(timed.costs())
         console.print(f"{self.output}: bench.json, bench.svg", markup=False, soft_wrap=True)
+        console.print(next(results).comparison())
 
 
 @dataclass(frozen=True)
@@ -318,12 +320,13 @@ class Figures:
 
     neighbours: real images nearest to augmented features, for each run. tsne: features of look-alike classes, one panel
     per run. augmentations: original and augmented features of Random Erasing, RandAugment and ours, for each run.
-    diagnostics: Σ during training. confusions: the most confused classes of each run, with photos. destruction: how
-    often an augmentation of images destroys the only cue, measured on the embedded birds; it needs no run.
+    diagnostics: Σ during training. confusions: the most confused classes of each run, with photos. parts: what a
+    P2P-Net looks at in its images. destruction: how often an augmentation of images destroys the only cue, measured on
+    the embedded birds; it needs no run.
     """
 
     figure: Annotated[
-        Literal["neighbours", "tsne", "augmentations", "diagnostics", "confusions", "destruction"],
+        Literal["neighbours", "tsne", "augmentations", "diagnostics", "confusions", "parts", "destruction"],
         tyro.conf.Positional,
     ]
     """What to draw."""
@@ -381,8 +384,9 @@ Command = (
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     description = "Fine-grained image recognition with learnable semantic data augmentation."
+    command: Any = None
     try:
-        command: Any = tyro.cli(
+        command = tyro.cli(
             cast(Any, Command),
             prog="semaug",
             description=description,
@@ -398,7 +402,8 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        _tell("semaug: interrupted; the same command goes on where it stopped")
+        goes_on = isinstance(command, Train | Demo | Reproduce)
+        _tell(f"semaug: interrupted{'; the same command goes on where it stopped' if goes_on else ''}")
         return 130
     return 0
 

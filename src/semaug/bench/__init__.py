@@ -3,7 +3,8 @@
 :func:`measure` times all methods in one run. They take turns within every repetition, so that a change of clock or load
 meets all of them, and each repetition gives one ratio to plain training; figures are medians, and the spread is half of
 the interquartile range. One step is two half steps (for plain training: two updates) on the halves of one batch, and a
-turn is five steps: one whole cycle of a meta loop that runs every tenth half step.
+turn is five steps: one whole cycle of a meta loop that runs every tenth half step. A slow method takes turns of one
+step, a very slow one a single turn.
 
 Memory, on CUDA only, is the peak above what plain training holds between two steps (model, gradients, optimiser):
 activations, and what a method holds from one step to the next (CovNet; in the pipelined order, the last half batch).
@@ -15,12 +16,15 @@ Then the meta-gradient of CovNet's θ_g is compared: that of either engine, in t
 and with a reference in higher precision, at the same parameters, batch and random state, in training mode and not
 compiled. Most of it goes through the head, where the engines hardly differ (on a ResNet less than a hundredth goes
 through the backbone). So the comparison is made a second time with the head kept out of the pseudo update, which leaves
-the backbone's part alone.
+the backbone's part alone. Double backward is not compared where it was skipped or slow.
 """
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 from semaug.bench.agreement import compare
 from semaug.bench.result import Result, Timing, device_name, median_and_spread
-from semaug.bench.settings import ENGINES, METHODS, BenchConfig
+from semaug.bench.settings import METHODS, BenchConfig
 from semaug.bench.timing import make_batch, time_methods
 from semaug.errors import UserError
 from semaug.progress import Progress
@@ -28,22 +32,25 @@ from semaug.progress import Progress
 __all__ = ["METHODS", "BenchConfig", "Result", "Timing", "bench", "measure", "median_and_spread"]
 
 
-def bench(config: BenchConfig) -> Result:
-    """Measure as configured, and write bench.json and bench.svg."""
+def bench(config: BenchConfig) -> Iterator[Result]:
+    """What :func:`measure` yields, each time after bench.json and bench.svg are written."""
     from semaug.runs import write_atomically, write_json
 
     try:  # a folder that cannot be had is better known before measuring
         config.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {config.output}: {error.strerror or error}") from error
-    result = measure(config)
-    write_json(config.output / "bench.json", result.to_json())
-    write_atomically(config.output / "bench.svg", result.chart().encode())
-    return result
+    for result in measure(config):
+        write_json(config.output / "bench.json", result.to_json())
+        write_atomically(config.output / "bench.svg", result.chart().encode())
+        yield result
 
 
-def measure(config: BenchConfig) -> Result:
-    """Time every method and compare the meta-gradients, with progress on standard error."""
+def measure(config: BenchConfig) -> Iterator[Result]:
+    """Time every method, then compare the meta-gradients; yields the result after each of the two.
+
+    Progress goes to standard error.
+    """
     config = config.filled()
     images, labels = make_batch(config)
     progress = Progress()
@@ -53,6 +60,7 @@ def measure(config: BenchConfig) -> Result:
     failures = [f"{timing.title}: {timing.failure}" for timing in timings.values() if timing.failure]
     if len(failures) == len(timings):
         raise UserError(f"no method could be measured ({'; '.join(failures)})")
-    engines = [e for e, method in ENGINES.items() if method in timings and timings[method].failure is None]
-    reference, agreements, notes = compare(config, engines, images, labels, progress)
-    return Result(config, name, timings, reference, agreements, notes)
+    result = Result(config, name, timings)
+    yield result
+    reference, agreements, notes = compare(config, timings, images, labels, progress)
+    yield replace(result, reference=reference, agreements=agreements, notes=notes)

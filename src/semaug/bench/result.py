@@ -26,9 +26,14 @@ class Timing:
     """What was measured of one method."""
 
     title: str
-    seconds: list[float] = field(default_factory=list)  # per step, one for each repetition
+    seconds: list[float] = field(default_factory=list)  # per step, one for each repetition from the first on
     memory: int | None = None  # bytes
     failure: str | None = None  # one sentence
+    steps: int = STEPS  # in a repetition
+
+    @property
+    def turns(self) -> str:
+        return _turns(len(self.seconds), self.steps)
 
 
 @dataclass(frozen=True)
@@ -49,20 +54,28 @@ class Result:
     config: BenchConfig
     device: str
     timings: dict[str, Timing]
-    reference: str | None  # what the reference for the meta-gradients is
-    agreements: list[Agreement]
-    notes: list[str]
+    reference: str | None = None  # what the reference for the meta-gradients is
+    agreements: list[Agreement] | None = None  # None: not compared yet
+    notes: list[str] = field(default_factory=list)  # on the comparison
+
+    @property
+    def measured(self) -> list[Timing]:
+        return [timing for timing in self.timings.values() if timing.failure is None]
 
     @property
     def repetitions(self) -> int:
-        return max(len(timing.seconds) for timing in self.timings.values())
+        return max(len(timing.seconds) for timing in self.measured)
 
-    def ratio(self, name: str) -> tuple[float, float] | None:
+    @property
+    def steps(self) -> int:
+        return max(timing.steps for timing in self.measured)
+
+    def ratio(self, name: str) -> tuple[float, float | None] | None:
         """Median and spread of a method's time relative to plain training's in the same repetition."""
         own, plain = self.timings[name], self.timings[PLAIN]
         if own.failure or plain.failure:
             return None
-        return median_and_spread([a / b for a, b in zip(own.seconds, plain.seconds, strict=True)])
+        return median_and_spread([a / b for a, b in zip(own.seconds, plain.seconds, strict=False)])
 
     def memory_ratio(self, name: str) -> float | None:
         """A method's peak of memory relative to plain training's."""
@@ -88,10 +101,12 @@ class Result:
             ratio, ratio_spread = self.ratio(name) or (None, None)
             rows[name] |= {
                 "ms_per_step": 1e3 * middle,
-                "ms_per_step_spread": 1e3 * spread,
+                "ms_per_step_spread": None if spread is None else 1e3 * spread,
                 "ms_per_image": 1e3 * middle / images,
                 "ratio": ratio,
                 "ratio_spread": ratio_spread,
+                "repetitions": len(timing.seconds),
+                "steps_per_repetition": timing.steps,
                 "ms_per_step_by_repetition": [1e3 * seconds for seconds in timing.seconds],
             }
             if timing.memory is not None:
@@ -104,30 +119,36 @@ class Result:
             "threads": None if cuda else torch.get_num_threads(),
             "settings": {**asdict(self.config), "output": str(self.config.output)},
             "repetitions": self.repetitions,
-            "steps_per_repetition": STEPS,
+            "steps_per_repetition": self.steps,
             "images_per_step": images,
             "methods": rows,
-            "meta_gradient": {"reference": self.reference, "agreement": [asdict(row) for row in self.agreements]},
+            "meta_gradient": None
+            if self.agreements is None
+            else {"reference": self.reference, "agreement": [asdict(row) for row in self.agreements]},
             "notes": self.notes,
         }
 
-    def table(self) -> Group:
-        """Tables for a person: costs, then the agreement of the meta-gradients."""
-        parts: list[Any] = [self._costs()]
-        failures = [
+    def costs(self) -> Group:
+        """Time and memory for a person."""
+        sentences = [
             f"{t.title}: {t.failure}" for t in self.timings.values() if t.failure and t.failure != OUT_OF_MEMORY
         ]
-        if self.agreements:
-            parts.append(self._agreement())
-        return Group(*parts, *(Text(sentence) for sentence in [*failures, *self.notes]))
+        usual = _turns(self.repetitions, self.steps)
+        slow = [f"{timing.title} ({timing.turns})" for timing in self.measured if timing.turns != usual]
+        if slow:
+            sentences.append(f"slow, so in fewer or shorter turns: {', '.join(slow)}")
+        return Group("", self._costs(usual), "", *map(Text, sentences))
 
-    def _costs(self) -> Table:
+    def comparison(self) -> Group:
+        """The agreement of the meta-gradients for a person."""
+        tables: list[Any] = ["", self._agreement(self.agreements), ""] if self.agreements else []
+        return Group(*tables, *map(Text, self.notes))
+
+    def _costs(self, turns: str) -> Table:
         memory = any(timing.memory is not None for timing in self.timings.values())
-        table = Table(
-            title=f"{self.repetitions} repetitions of {STEPS} steps", box=box.SIMPLE_HEAD, title_justify="left"
-        )
-        table.add_column("method", no_wrap=True)
-        for heading in ("ms per step", "ms per image", "ratio to plain", *(["peak GB", "ratio"] if memory else [])):
+        table = _table(turns)
+        table.add_column("method")
+        for heading in ("ms/step", "ms/image", "× plain", *(["GB", "× plain"] if memory else [])):
             table.add_column(heading, justify="right", no_wrap=True)
         for name, timing in self.timings.items():
             if timing.failure:
@@ -136,9 +157,9 @@ class Result:
             middle, spread = median_and_spread([1e3 * seconds for seconds in timing.seconds])
             ratio = self.ratio(name)
             cells = [
-                f"{_digits(middle)} ± {_digits(spread)}",
+                _with_spread(middle, spread),
                 _digits(middle / (2 * given(self.config.half))),
-                "–" if ratio is None else f"{ratio[0]:.2f} ± {ratio[1]:.2f}",
+                "–" if ratio is None else _with_spread(*ratio),
             ]
             if memory:
                 share = self.memory_ratio(name)
@@ -149,23 +170,20 @@ class Result:
             table.add_row(timing.title, *cells)
         return table
 
-    def _agreement(self) -> Table:
-        table = Table(
-            title="meta-gradient of CovNet: cosine and relative error", box=box.SIMPLE_HEAD, title_justify="left"
-        )
+    def _agreement(self, agreements: Sequence[Agreement]) -> Table:
+        table = _table("meta-gradient of CovNet: cosine and relative error")
         for heading in ("part", "engine", "against"):
             table.add_column(heading, no_wrap=True)
         for heading in ("cosine", "error"):
             table.add_column(heading, justify="right", no_wrap=True)
-        for row in self.agreements:
+        for row in agreements:
             table.add_row(row.part, row.of, row.against, f"{row.cosine:.6f}", f"{row.relative_error:.1e}")
         return table
 
     def chart(self) -> str:
         """Ratios to plain training, with their spread, as an SVG that stands by itself."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-
         from semaug.report.charts import Measured, measured_bars
+        from semaug.report.html import environment
 
         rows = []
         for name, timing in self.timings.items():
@@ -174,21 +192,16 @@ class Result:
                 rows.append(Measured(timing.title, None, 0.0, _short(timing.failure), muted))
                 continue
             memory = "" if timing.memory is None else f" · {_gigabytes(timing.memory)} GB"
-            rows.append(Measured(timing.title, *ratio, f"{ratio[0]:.2f} ± {ratio[1]:.2f}{memory}", muted))
-        environment = Environment(
-            loader=PackageLoader("semaug.report"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+            rows.append(Measured(timing.title, ratio[0], ratio[1] or 0.0, f"{_with_spread(*ratio)}{memory}", muted))
         title = "Time of a training step, relative to plain cross-entropy"
-        template = environment.get_template("bench.svg")
+        template = environment().get_template("bench.svg")
         return template.render(chart=measured_bars(rows), title=title, lines=self.heading())
 
 
-def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """The median, and half of the interquartile range."""
+def median_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """The median, and half of the interquartile range; a single value has no spread."""
+    if len(values) == 1:
+        return values[0], None
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return middle, (high - low) / 2
 
@@ -214,6 +227,17 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
+def _table(title: str) -> Table:
+    """A table without borders, narrow enough for 80 columns."""
+    look: dict[str, Any] = {"show_edge": False, "pad_edge": False, "collapse_padding": True}
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, **look)
+
+
+def _turns(repetitions: int, steps: int) -> str:
+    counted = [f"{n} {noun}{'s' if n != 1 else ''}" for n, noun in ((repetitions, "repetition"), (steps, "step"))]
+    return " of ".join(counted)
+
+
 def _short(failure: str | None) -> str:
     """A failure in a word or two; the sentence itself may be long."""
     return "–" if failure is None else failure if failure == OUT_OF_MEMORY else "failed"
@@ -226,3 +250,7 @@ def _gigabytes(count: int) -> str:
 def _digits(value: float) -> str:
     """A number with about three digits that matter."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _with_spread(middle: float, spread: float | None) -> str:
+    return _digits(middle) if spread is None else f"{_digits(middle)} ± {_digits(spread)}"

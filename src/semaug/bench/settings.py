@@ -16,16 +16,19 @@ from semaug.metagrad import Engine
 INTERVAL = 10  # half steps between two meta updates in the methods that do not make one in each
 STEPS = INTERVAL // 2  # in a turn
 LEAST_REPETITIONS = 3
+SLOW_STEP = 1.0  # seconds: a method whose step takes longer takes turns of one step
+SLOW_SHARE = 0.1  # of --seconds: a slow method whose step takes longer is measured in one repetition
+SLOW_COMPARISON = 5.0  # seconds: double backward is not compared where its step took longer
 LEARNING_RATE, STRENGTH = 0.003, 5.0
 
 PLAIN = "plain"
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # name on the command line → title, settings of the augmentation
     PLAIN: ("plain cross-entropy", {}),
     "isda": ("ISDA", {}),
-    "paper": ("paper order, jvp", {"order": "paper", "engine": "jvp"}),
-    "paper-double-backward": ("paper order, double backward", {"order": "paper", "engine": "double_backward"}),
+    "paper": ("paper, jvp", {"order": "paper", "engine": "jvp"}),
+    "paper-double-backward": ("paper, double backward", {"order": "paper", "engine": "double_backward"}),
     "pipelined": ("pipelined", {"order": "pipelined"}),
-    "paper-interval": (f"paper order, interval {INTERVAL}", {"order": "paper", "interval": INTERVAL}),
+    "paper-interval": (f"paper, interval {INTERVAL}", {"order": "paper", "interval": INTERVAL}),
     "pipelined-interval": (f"pipelined, interval {INTERVAL}", {"order": "pipelined", "interval": INTERVAL}),
 }
 ENGINES: dict[Engine, str] = {"jvp": "paper", "double_backward": "paper-double-backward"}  # and a method that uses it
@@ -57,10 +60,12 @@ class BenchConfig:
     skip: tuple[str, ...] = ()
     """Methods to leave out: isda, paper, paper-double-backward, pipelined, paper-interval, pipelined-interval."""
     repetitions: int | None = None
-    """Turns of each method, at least 3; 9 on a GPU, 5 on a CPU if not given."""
+    """Turns of each method, at least 3, but see --seconds; 9 on a GPU, 5 on a CPU if not given."""
     seconds: float | None = None
-    """No further repetition begins that would end later than this, but there are 3 in any case; comparing the
-    meta-gradients takes some seconds more. 60 on a GPU, 45 on a CPU if not given."""
+    """No further repetition begins that would end later than this, but there are 3 in any case. A method whose step
+    takes over a second takes turns of one step instead of five, unless it has an interval, and a single turn if its
+    step takes over a tenth of this time too. Comparing the meta-gradients takes some seconds more. 60 on a GPU, 45 on a
+    CPU if not given."""
     output: Path = Path("runs/bench")
     """Folder for bench.json (all figures) and bench.svg (a chart)."""
     device: str | None = None

@@ -18,6 +18,8 @@ from semaug.bench.settings import (
     LEAST_REPETITIONS,
     METHODS,
     PLAIN,
+    SLOW_SHARE,
+    SLOW_STEP,
     STEPS,
     STRENGTH,
     BenchConfig,
@@ -130,7 +132,10 @@ def _plain_step(config: BenchConfig, model: nn.Module, optimizer: Optimizer) -> 
 
 
 def time_methods(config: BenchConfig, images: Tensor, labels: Tensor, progress: Progress) -> dict[str, Timing]:
-    """Turns of all methods, in an order that shifts from one repetition to the next, after a warm-up."""
+    """Turns of all methods, in an order that shifts from one repetition to the next, after a warm-up.
+
+    A method that is very slow takes part in the first repetition only.
+    """
     with _settings(config):
         return _time_methods(config, images, labels, progress)
 
@@ -138,6 +143,8 @@ def time_methods(config: BenchConfig, images: Tensor, labels: Tensor, progress: 
 def _time_methods(config: BenchConfig, images: Tensor, labels: Tensor, progress: Progress) -> dict[str, Timing]:
     timings = {name: Timing(METHODS[name][0]) for name in config.methods}
     steps: dict[str, Step] = {}
+    once: dict[str, bool] = {}  # whether a method takes part in the first repetition only
+    limit = max(SLOW_STEP, SLOW_SHARE * given(config.seconds))
     held: dict[str, int] = {}  # bytes between two turns
     warm = 2 if config.compile else 1  # rounds before it counts
     rounds = warm + given(config.repetitions)
@@ -148,13 +155,16 @@ def _time_methods(config: BenchConfig, images: Tensor, labels: Tensor, progress:
             shift = number % len(timings)
             for place, name in enumerate([*timings][shift:] + [*timings][:shift], start=1):
                 timing = timings[name]
-                if timing.failure is None:
+                if timing.failure is None and not (once.get(name) and timing.seconds):
                     try:
                         before = _allocated(images.device)
                         if name not in steps:
                             steps[name] = _step(config, name)
-                        # The pipelined order differentiates one half step late: warm, it has done so.
-                        seconds, peak = _turn(steps[name], images, labels, STEPS if number >= warm else STEPS + 1)
+                        if number < warm:
+                            timing.steps, seconds = _warm_up(name, steps[name], images, labels)
+                            once[name] = seconds > limit
+                        else:
+                            seconds, peak = _turn(steps[name], images, labels, timing.steps)
                     except (RuntimeError, ValueError) as error:
                         timing.failure = sentence(error)
                     else:
@@ -167,6 +177,8 @@ def _time_methods(config: BenchConfig, images: Tensor, labels: Tensor, progress:
                         steps.pop(name, None)
                         free(images.device)
                 advance(number * len(timings) + place, rounds * len(timings))
+            if number >= warm and all(timing.failure or once[name] for name, timing in timings.items()):
+                break
             now = time.monotonic()
             if number + 1 >= warm + LEAST_REPETITIONS and now + (now - started) > deadline:
                 break
@@ -180,6 +192,20 @@ def _time_methods(config: BenchConfig, images: Tensor, labels: Tensor, progress:
 
 def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _warm_up(name: str, step: Step, images: Tensor, labels: Tensor) -> tuple[int, float]:
+    """Steps that a turn of a method should have, and seconds of a step.
+
+    Of the first two steps the shorter one counts, so that neither what happens once nor a stall makes a method slow.
+    The pipelined order differentiates one half step late: at interval 1 it has done so in the first step, at a longer
+    interval after one step more than a turn has.
+    """
+    seconds = min(_turn(step, images, labels, 1)[0] for _ in range(2))
+    if seconds > SLOW_STEP and METHODS[name][1].get("interval", 1) == 1:
+        return 1, seconds
+    _turn(step, images, labels, STEPS - 1)
+    return STEPS, seconds
 
 
 def _turn(step: Step, images: Tensor, labels: Tensor, count: int) -> tuple[float, int | None]:
