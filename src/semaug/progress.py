@@ -48,7 +48,7 @@ class Progress:
         """One line for an epoch's metrics, with the time that the remaining ones will take."""
         self._epochs_seen += 1
         per_epoch = (time.monotonic() - self._started) / self._epochs_seen
-        left = _duration(per_epoch * (epochs - row["epoch"]))
+        left = duration(per_epoch * (epochs - row["epoch"]))
         parts = [
             f"epoch {row['epoch']}/{epochs}",
             f"loss {row['train_loss']:.3f}",
@@ -62,7 +62,10 @@ class Progress:
         self.say(" · ".join([*parts, f"{row['images_per_second']:.0f} images/s", f"{left} left"]))
 
 
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
+def duration(seconds: float) -> str:
+    """Seconds as people say it."""
+    minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    if hours or minutes:
+        return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    return f"{rest} s" if seconds >= 10 else f"{seconds:.2g} s"

@@ -42,5 +42,5 @@ def train_run(photos: Path, output: Path, **options: Any) -> Path:
 @pytest.fixture(scope="session")
 def runs(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
-    methods: tuple[Any, ...] = ("basic", "constant", "isda", "learnable")
+    methods: tuple[Any, ...] = ("basic", "constant", "isda", "learnable", "p2p")
     return {method: train_run(photos, folder / method, method=method) for method in methods}

@@ -22,6 +22,7 @@ def figures(*arguments: str | Path) -> int:
         ("augmentations", ("learnable",), {".png", ".svg", ".html"}),
         ("diagnostics", ("isda", "learnable"), {".png", ".svg", ".html"}),
         ("confusions", ("basic",), {".png", ".html"}),
+        ("parts", ("p2p",), {".png", ".html"}),
     ],
 )
 def test_files_and_a_caption(
@@ -57,6 +58,7 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
     for arguments, told in (
         (("tsne", unfinished), "has not finished"),
         (("neighbours", runs["basic"]), "has no Σ"),
+        (("parts", runs["basic"]), "only the p2p methods have parts"),
         (("augmentations", runs["basic"]), "has no Σ"),
         (("tsne", runs["basic"], "--groups", table), "no column class"),
         (("tsne", runs["basic"], "--group", "owl"), "no group 'owl'"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -331,6 +332,9 @@ def test_the_figure_of_augmentations(runs: Runs) -> None:
     assert parts["RandAugment"]["altered"] > 0.7
     assert 0 <= figure.numbers["original"] <= 1
     assert figure.html.count('class="point') == 3 * 20 * 4
+    drawn = set(re.findall(r'data-place="(\d)"[^>]*><path class="(hollow|mark)" d="([^"]+)"', figure.html))
+    assert len(drawn) == 2 * 4  # a class has one shape, full and hollow
+    assert len({shape for _, _, shape in drawn}) == 4
 
 
 def test_weak_draws_stay_where_they_were(runs: Runs) -> None:

@@ -60,11 +60,15 @@ class Preprocessing:
         resized = image.resize((self.resize, self.resize), Image.Resampling.BILINEAR, box=box)
         return np.asarray(resized, dtype=np.uint8)
 
-    def evaluation_input(self, pixels: Tensor) -> Tensor:
-        """Centre crops of uint8 (N, resize, resize, 3), normalised: (N, 3, crop, crop)."""
+    def evaluation_crops(self, pixels: Tensor) -> Tensor:
+        """Centre crops of uint8 (N, resize, resize, 3): uint8 (N, 3, crop, crop)."""
         start = (self.resize - self.crop) // 2
         window = slice(start, start + self.crop)
-        return self.normalised(pixels[:, window, window].permute(0, 3, 1, 2))
+        return pixels[:, window, window].permute(0, 3, 1, 2)
+
+    def evaluation_input(self, pixels: Tensor) -> Tensor:
+        """Centre crops of uint8 (N, resize, resize, 3), normalised: (N, 3, crop, crop)."""
+        return self.normalised(self.evaluation_crops(pixels))
 
     def training_crops(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Random crops, half of them flipped, of uint8 (N, resize, resize, 3): uint8 (N, 3, crop, crop).

@@ -1,10 +1,11 @@
 """The charts of a section: accuracies as dots, sweeps as curves, Σ over the epochs, times, the theorem."""
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from semaug.experiments.cells import TITLES
+from semaug.experiments.cells import DATASETS, TITLES
 from semaug.experiments.figure_frozen_blocks import PAPER_HOURS
 from semaug.experiments.published import published
 from semaug.experiments.results import Row, Section, SeedRun
@@ -32,7 +33,8 @@ def _share(value: float) -> str:
 
 def accuracy_dots(section: Section, setup: Setup) -> DotChart | None:
     """One row for each measured cell: ours with its spread, and the paper's figure at full scale."""
-    several = len({(row.cell.dataset, row.cell.network) for row in section.rows}) > 1
+    star = "" if setup.scale == "full" else "*"  # as in the table: stand-ins
+    datasets, networks = (len({getattr(row.cell, name) for row in section.rows}) > 1 for name in ("dataset", "network"))
     rows = []
     for row in section.rows:
         if row.mean is None:
@@ -41,8 +43,8 @@ def accuracy_dots(section: Section, setup: Setup) -> DotChart | None:
         marks = [Mark(OURS, row.mean, spread, f"ours: {row.ours} %")]
         if shows_paper(setup) and row.cell.paper is not None:
             marks.append(Mark(PAPER, row.cell.paper, 0.0, f"the paper: {row.cell.paper:.1f} %", hollow=True))
-        label = f"{row.data}, {row.network}: {row.cell.title}" if several else row.cell.title
-        rows.append((label, marks))
+        place = [DATASETS[row.cell.dataset] + star] * datasets + [row.cell.network + star] * networks
+        rows.append((f"{', '.join(place)}: {row.cell.title}" if place else row.cell.title, marks))
     if rows and section.experiment.published and shows_paper(setup):
         rows += [
             (
@@ -104,7 +106,7 @@ def _accuracy_sweep(section: Section, setup: Setup) -> Sweep | None:
             series.append(Series(f"{label}, the paper", 5, places, paper))
     caption = "Top-1 accuracy; the band is ± the standard deviation over seeds, where there are several."
     if by_network:  # names are long: what they share goes to the axis
-        families = {name.rstrip("0123456789t") for name in settings}  # ResNet-50, resnet26t
+        families = {re.split(r"\d", name)[0] for name in settings}  # ResNet-50, resnet26t
         shared = families.pop() if len(families) == 1 else ""
         settings, axis = [name.removeprefix(shared) for name in settings], f"{axis} {shared}…" if shared else axis
     return sweep_chart("Accuracy", caption, axis, settings, series, _share)
@@ -153,8 +155,8 @@ def training_curves(section: Section) -> tuple[list[Key], list[LineChart]]:
     rows = [row for row in section.rows if row.cell.method in ("joint", "learnable") and row.runs]
     kinds: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
         ("variance_mean", "Variance", "Mean of Σ's diagonal in each epoch; the band is ± over seeds.", charts.plain),
-        ("augmentation_share", "Share of the loss", "Part of the training loss that the augmentation adds.",
-         charts.percent),
+        ("augmentation_share", "Share of the loss",
+         "Part of the training loss that the augmentation adds; the band is ± over seeds.", charts.percent),
     )  # fmt: skip
     found = []
     for key, title, caption, text in kinds:

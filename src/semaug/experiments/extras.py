@@ -161,7 +161,7 @@ def _ratios(timings: Any, methods: dict[Any, str]) -> dict[str, Any]:
             found[name] = {"failure": timing.failure}
             continue
         milliseconds, spread = median_and_spread([1e3 * seconds for seconds in timing.seconds])
-        ratio, ratio_spread = median_and_spread([a / b for a, b in zip(timing.seconds, plain, strict=True)])
+        ratio, ratio_spread = median_and_spread([a / b for a, b in zip(timing.seconds, plain, strict=False)])
         found[name] = {"ms": milliseconds, "ms_spread": spread, "ratio": ratio, "ratio_spread": ratio_spread}
     return found
 

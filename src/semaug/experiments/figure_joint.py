@@ -20,7 +20,8 @@ EXPERIMENT = Experiment(
     line="CovNet trained by the same loss collapses: Σ over the epochs, and accuracy",
     shows="Without a meta loop the mean of CovNet's output goes to zero, the faster the larger its learning rate, and "
     "the accuracy stays below ISDA's.",
-    caption="Left: mean of Σ's diagonal over the epochs. Right: share of the training loss that the augmentation adds.",
+    caption="The curves: the mean of Σ's diagonal over the epochs, and the share of the training loss that "
+    "the augmentation adds.",
     cells=(
         Cell("basic", paper=84.5),
         Cell("isda", paper=85.3),

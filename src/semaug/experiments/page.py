@@ -1,6 +1,5 @@
 """The report of reproduced tables and figures: one HTML file that needs nothing else."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -9,8 +8,7 @@ from semaug.experiments import drawing
 from semaug.experiments.published import published
 from semaug.experiments.results import NOT_RUN, Section, columns
 from semaug.experiments.scales import Setup
-from semaug.report import charts
-from semaug.report.page import COLOURS, _digest
+from semaug.report.html import environment, render_page
 
 _TEXT_COLUMNS = ("data set", "network", "method", "note")
 _PAPER_COLUMNS = ("paper", "paper − basic")
@@ -18,41 +16,18 @@ _PAPER_COLUMNS = ("paper", "paper − basic")
 
 def render(sections: Sequence[Section], setup: Setup, heading: Sequence[str]) -> str:
     """The page, as HTML."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=PackageLoader("semaug.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["percent"] = charts.percent
-    environment.globals.update(colour=lambda place: f"c{place % COLOURS}", again=lambda place: place >= COLOURS)
-    style = "".join(environment.get_template(name).render() for name in ("style.css", "reproduction.css"))
     parts = [_part(section, setup) for section in sections]
-    fragments = "".join(str(picture["html"]) for part in parts for picture in part["pictures"])
     names = dict.fromkeys(name for part in parts for name in part["names"])
-    return environment.get_template("reproduction.html").render(
-        policy=_policy(style, fragments),
-        style=Markup(style),
+    return render_page(
+        environment(),
+        "reproduction.html",
+        styles=("style.css", "reproduction.css"),
+        fragments="".join(str(picture["html"]) for part in parts for picture in part["pictures"]),
         title="Tables and figures of the paper, reproduced",
         heading=heading,
         parts=parts,
         numeric=[name for name in names if name not in _TEXT_COLUMNS],
         paper=_PAPER_COLUMNS,
-    )
-
-
-def _policy(style: str, fragments: str) -> str:
-    """The page may use its own styles and the pictures' scripts, and load nothing."""
-    styles = [style, *re.findall(r"<style>(.*?)</style>", fragments, re.DOTALL)]
-    scripts = re.findall(r"<script>(.*?)</script>", fragments, re.DOTALL)
-    allowed = " ".join(dict.fromkeys(map(_digest, scripts))) or "'none'"
-    return (
-        f"default-src 'none'; img-src data:; style-src {' '.join(dict.fromkeys(map(_digest, styles)))}; "
-        f"script-src {allowed}"
     )
 
 

@@ -27,7 +27,7 @@ from semaug.experiments.results import (
 from semaug.experiments.scales import NETWORKS, Setup, check_data, missing_data, train_config
 from semaug.experiments.workers import default_jobs, run_all
 from semaug.experiments.worlds import draw_world
-from semaug.progress import Progress, _duration
+from semaug.progress import Progress, duration
 from semaug.runs import write_atomically, write_json
 
 LEFT_OUT, NOT_ASKED = "left out by the options", "not asked for"
@@ -136,7 +136,7 @@ def _run(plan: Plan, setup: Setup, jobs: int, progress: Progress) -> dict[Path, 
             nonlocal count
             count += 1
             assert config.output is not None
-            left = _duration((time.monotonic() - started) / count * (total - count))
+            left = duration((time.monotonic() - started) / count * (total - count))
             if reason is not None:
                 failures[config.output] = reason
             outcome = "done" if reason is None else f"failed: {reason}"

@@ -151,7 +151,7 @@ def _gain(own: Sequence[SeedRun], base: Sequence[SeedRun]) -> float | None:
 
 
 def signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.1f}"
+    return "" if value is None else f"{value:+.1f}".replace("-", "−")
 
 
 def columns(section: Section, setup: Setup, short: bool = False) -> tuple[list[str], list[list[str]]]:

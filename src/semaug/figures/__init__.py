@@ -7,6 +7,7 @@
 | `augmentations`     | original and augmented features of Random Erasing, RandAugment and semantic augmentation  |
 | `diagnostics`       | what Σ did during training                                                                |
 | `confusions`        | the most confused pairs of classes, with the images that were mistaken                    |
+| `parts`             | the parts that a P2P-Net picks in its images                                              |
 | `destruction_chart` | how often an augmentation of images destroys the only cue, on the embedded birds          |
 
 All of them are deterministic: the same runs, images and seed give the same figure on the same machine.
@@ -18,6 +19,7 @@ from semaug.figures.embedding import tsne
 from semaug.figures.figure import Figure, page, write
 from semaug.figures.mistakes import confusions
 from semaug.figures.nearest import neighbours
+from semaug.figures.parts import parts
 from semaug.figures.training import diagnostics
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "diagnostics",
     "neighbours",
     "page",
+    "parts",
     "tsne",
     "write",
 ]

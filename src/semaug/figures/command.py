@@ -1,6 +1,6 @@
 """From the words of the command line to figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from semaug.figures.embedding import tsne
 from semaug.figures.figure import Figure
 from semaug.figures.mistakes import confusions
 from semaug.figures.nearest import neighbours
+from semaug.figures.parts import parts
 from semaug.figures.training import diagnostics
 from semaug.progress import Progress
 from semaug.report.reading import read_runs
@@ -23,6 +24,7 @@ _KNOWN = {
     "augmentations": ("group", "groups", "covariance", "strength", "seed", "device"),
     "diagnostics": (),
     "confusions": ("seed", "device"),
+    "parts": ("seed", "device"),
     "destruction": ("seed",),
 }
 
@@ -44,7 +46,9 @@ def draw(kind: str, paths: Sequence[Path], options: Mapping[str, Any]) -> list[F
     with Progress().task("looking at images", 0) as advance:
         if kind in ("neighbours", "tsne"):
             return [(neighbours if kind == "neighbours" else tsne)(runs, progress=advance, **known)]
-        each = augmentations if kind == "augmentations" else confusions
+        by_kind: dict[str, Callable[..., Figure]]
+        by_kind = {"augmentations": augmentations, "confusions": confusions, "parts": parts}
+        each = by_kind[kind]
         figures = {label: each(path, progress=advance, **known) for label, path in runs.items()}
     return [figure if len(runs) == 1 else _named(figure, label) for label, figure in figures.items()]
 

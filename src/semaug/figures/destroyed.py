@@ -5,6 +5,7 @@ from typing import Any
 from semaug.data.destruction import LEFT, measure
 from semaug.figures.drawing import COLOURS, INK, RULE, SOFT, canvas, files
 from semaug.figures.figure import Figure, fragment
+from semaug.report.charts import bar_chart
 
 
 def destruction_chart(num_species: int = 20, per_species: int = 20, *, seed: int = 0) -> Figure:
@@ -45,6 +46,10 @@ def destruction_chart(num_species: int = 20, per_species: int = 20, *, seed: int
         f"destroyed when less than {100 * LEFT:.0f} % of the difference between an image and its look-alike is left "
         "after both were augmented alike. Semantic augmentation leaves the pixels alone. Lines are standard errors."
     )
-    scale = 330 / max(10.0, max(shares))
-    html = fragment("destruction.html", rows=rows, scale=100 * scale)
+    chart = bar_chart(
+        [row.name for row in rows],
+        [(1, "destroyed", {row.name: row.share for row in rows})],
+        {row.name: row.standard_error for row in rows},
+    )
+    html = fragment("destruction.html", rows=rows, chart=chart)
     return Figure("destruction", "What augmentation of images destroys", caption, numbers, png, svg, html)

@@ -73,7 +73,7 @@ def plain_axes(axes: "Axes") -> None:
 
 
 def scatter(panels: Sequence[Panel], classes: Sequence[str]) -> tuple[bytes, str | None]:
-    """Panels side by side with one legend below; augmented features are hollow triangles."""
+    """Panels side by side with one legend below; augmented features are hollow."""
     from matplotlib.lines import Line2D
 
     columns = 2 if len(panels) == 4 else min(3, max(1, len(panels)))
@@ -94,21 +94,22 @@ def scatter(panels: Sequence[Panel], classes: Sequence[str]) -> tuple[bytes, str
         axis.text(0, 1.02, panel.subtitle, transform=axis.transAxes, fontsize=8.5, color=SOFT, va="bottom")
         labels, moved = np.asarray(panel.labels), np.asarray(panel.augmented, dtype=bool)
         for place in range(len(classes)):
-            colour = COLOURS[place % len(COLOURS)]
-            x, y = panel.places[(labels == place) & moved].T
-            axis.scatter(x, y, s=17, marker="^", facecolors="none", edgecolors=colour, linewidths=0.8, alpha=0.8)
-            x, y = panel.places[(labels == place) & ~moved].T
-            marker = "o" if mixed else MARKERS[place % len(MARKERS)]
+            colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
             size = {"*": 62, "P": 40, "X": 40}.get(marker, 30)
+            x, y = panel.places[(labels == place) & moved].T
+            axis.scatter(
+                x, y, s=0.6 * size, marker=marker, facecolors="none", edgecolors=colour, linewidths=0.8, alpha=0.8
+            )
+            x, y = panel.places[(labels == place) & ~moved].T
             axis.scatter(x, y, s=size, marker=marker, c=colour, edgecolors="white", linewidths=0.6)
     handles = [
-        Line2D([], [], ls="", marker="o" if mixed else MARKERS[i % len(MARKERS)], ms=6.5, mec="white", mew=0.5,
+        Line2D([], [], ls="", marker=MARKERS[i % len(MARKERS)], ms=6.5, mec="white", mew=0.5,
                color=COLOURS[i % len(COLOURS)], label=name)
         for i, name in enumerate(classes)
     ]  # fmt: skip
     if mixed:
         handles.append(Line2D([], [], ls="", marker="o", ms=6, color=SOFT, label="original feature"))
-        handles.append(Line2D([], [], ls="", marker="^", ms=6, mfc="none", mec=SOFT, label="augmented feature"))
+        handles.append(Line2D([], [], ls="", marker="o", ms=6, mfc="none", mec=SOFT, label="augmented feature"))
     figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns, frameon=False, fontsize=9,
                   labelcolor=INK, handletextpad=0.2, columnspacing=1.4)  # fmt: skip
     return files(figure)

@@ -1,18 +1,13 @@
 """A figure, the page around it, and the files that it is written to."""
 
-import base64
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from semaug.report.html import environment, render_page
 from semaug.runs import write_atomically
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 
 @dataclass(frozen=True)
@@ -32,21 +27,6 @@ class Figure:
     html: str
 
 
-@cache
-def environment() -> "Environment":
-    """The templates of the figures, and those of the report, whose charts and style they share."""
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
-    from semaug.report import charts
-    from semaug.report.page import COLOURS
-
-    loader = ChoiceLoader([PackageLoader("semaug.figures"), PackageLoader("semaug.report")])
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters.update(percent=charts.percent, words=words)
-    made.globals.update(colour=lambda place: f"c{place % COLOURS}", again=lambda place: place >= COLOURS)
-    return made
-
-
 def words(name: str) -> str:
     """The name of a class as people write it: CUB's "001.Black_footed_Albatross" is "Black footed Albatross"."""
     return re.sub(r"^\d+\.", "", name).replace("_", " ").strip() or name
@@ -56,7 +36,7 @@ def fragment(template: str, **content: Any) -> str:
     """The HTML of a figure: the template's content with the style and the script that all figures share."""
     from markupsafe import Markup
 
-    made = environment()
+    made = environment("semaug.figures")
     style, script = (made.get_template(file).render() for file in ("fragment.css", "fragment.js"))
     inside = Markup(made.get_template(template).render(**content))
     return made.get_template("fragment.html").render(style=Markup(style), script=Markup(script), inside=inside)
@@ -66,24 +46,13 @@ def page(figures: Sequence[Figure], title: str | None = None) -> str:
     """A page of figures that needs nothing else; it may run their scripts alone and load nothing."""
     from markupsafe import Markup
 
-    made = environment()
-    style = made.get_template("style.css").render()
-    inside = "".join(figure.html for figure in figures)
-    styles = [style, *re.findall(r"<style>(.*?)</style>", inside, re.DOTALL)]
-    scripts = re.findall(r"<script>(.*?)</script>", inside, re.DOTALL)
-    policy = (
-        "default-src 'none'; img-src data:; "
-        f"style-src {' '.join(dict.fromkeys(map(_digest, styles)))}; "
-        f"script-src {' '.join(dict.fromkeys(map(_digest, scripts)))}"
+    return render_page(
+        environment("semaug.figures"),
+        "figure_page.html",
+        fragments="".join(figure.html for figure in figures),
+        title=title or figures[0].title,
+        parts=[(figure, Markup(figure.html)) for figure in figures],
     )
-    parts = [(figure, Markup(figure.html)) for figure in figures]
-    return made.get_template("figure_page.html").render(
-        policy=policy, style=Markup(style), title=title or figures[0].title, parts=parts
-    )
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def write(figure: Figure, folder: Path) -> list[Path]:

@@ -81,7 +81,9 @@ def _logarithmic(runs: Sequence[_Named], key: str) -> bool:
 
 
 def _what(what: str, logarithmic: bool) -> str:
-    return what.replace("; band: ± its spread over samples", "") + " (logarithmic)" if logarithmic else what
+    if not logarithmic:
+        return what
+    return what.replace("; band: ± its spread over samples", "") + " (logarithmic, without zeros)"
 
 
 def _chart(runs: Sequence[_Named], key: str, title: str, what: str, spread: str) -> charts.LineChart | None:

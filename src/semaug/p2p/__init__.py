@@ -8,7 +8,6 @@ needed: the four logits of the image are summed.
 from semaug.p2p.alignment import PartAlignment
 from semaug.p2p.losses import alignment_loss, confident_cross_entropy, ranking_loss
 from semaug.p2p.model import P2PNet, P2POutputs
-from semaug.p2p.picture import parts_picture, png
 from semaug.p2p.proposals import ProposalNet, anchors, crop_parts, select_parts
 
 __all__ = [
@@ -20,8 +19,6 @@ __all__ = [
     "anchors",
     "confident_cross_entropy",
     "crop_parts",
-    "parts_picture",
-    "png",
     "ranking_loss",
     "select_parts",
 ]

@@ -1,12 +1,26 @@
 """Geometry of the figures: curves and bars in units of an SVG's view box; templates/figures.html draws them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 420, 250
 LEFT, RIGHT, TOP, BOTTOM = 54, 408, 12, 212
 MARKED_POINTS = 60  # longer curves have no dots
+
+# marks of about the same area around (0, 0), so that series differ in more than colour
+SHAPES = (
+    "M-4.4 0a4.4 4.4 0 1 0 8.8 0a4.4 4.4 0 1 0-8.8 0Z",
+    "M-3.9-3.9h7.8v7.8h-7.8Z",
+    "M0-5L5 3.8H-5Z",
+    "M0-5.4L5.4 0L0 5.4L-5.4 0Z",
+    "M0 5L5-3.8H-5Z",
+    "M-1.8-5h3.6v3.2h3.2v3.6h-3.2v3.2h-3.6v-3.2h-3.2v-3.6h3.2Z",
+    "M-5-2.5L-2.5-5L0-2.5L2.5-5L5-2.5L2.5 0L5 2.5L2.5 5L0 2.5L-2.5 5L-5 2.5L-2.5 0Z",
+    "M0-6L1.6-2L5.7-1.9L2.4 .8L3.5 4.9L0 2.5L-3.5 4.9L-2.4 .8L-5.7-1.9L-1.6-2Z",
+)
+
+_NARROW, _BROAD = frozenset("fijlrtI .,:;'|()[]/-!"), frozenset("mwMW@%…—")
 
 Format = Callable[[float], str]
 Scale = Callable[[float], float]
@@ -20,6 +34,32 @@ def plain(value: float) -> str:
 def percent(value: float) -> str:
     """A share in percent, with as many decimals as it has."""
     return f"{100 * value:.3g} %"
+
+
+def text_width(text: str, size: float = 12.0) -> float:
+    """Room for a text of a chart in any of its fonts: more than most of them need."""
+    return size * sum(_character_width(character) for character in text)
+
+
+def _character_width(character: str) -> float:
+    if character in _NARROW:
+        return 0.42
+    if character in _BROAD or ord(character) > 0x2E7F:  # ideographs are square
+        return 1.02
+    return 0.78 if character.isupper() else 0.65
+
+
+def shortened(text: str, room: float) -> str:
+    """The text, or as much of its beginning as there is room for."""
+    if text_width(text) <= room:
+        return text
+    end = next(end for end in range(len(text) - 1, -1, -1) if text_width(text[:end] + "…") <= room or not end)
+    return text[:end] + "…"
+
+
+def linear(low: float, high: float, start: float, end: float) -> Scale:
+    """From values to places between start and end; a single value lies in the middle."""
+    return lambda value: (start + end) / 2 if low == high else start + (end - start) * (value - low) / (high - low)
 
 
 @dataclass(frozen=True)
@@ -62,18 +102,28 @@ class LineChart:
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     curves: list[Curve]
+    axis: str
+    left: float
+    right: float
     width: int = WIDTH
     height: int = HEIGHT
-    left: int = LEFT
-    right: int = RIGHT
-    top: int = TOP
     bottom: int = BOTTOM
 
 
 def line_chart(
-    title: str, caption: str, series: Sequence[Series], *, text: Format = plain, logarithmic: bool = False
+    title: str,
+    caption: str,
+    series: Sequence[Series],
+    *,
+    text: Format = plain,
+    logarithmic: bool = False,
+    axis: str = "epoch",
+    settings: Sequence[str] = (),
 ) -> LineChart | None:
-    """Curves over epochs; None if there is no value at all. Values below or at zero have no place on a log axis."""
+    """Curves over epochs, or over settings in which `epochs` are places; None if there is no value at all.
+
+    Values below or at zero have no place on a logarithmic axis.
+    """
     shown = [[v if v is not None and not (logarithmic and v <= 0) else None for v in line.values] for line in series]
     heights = [
         height
@@ -84,39 +134,58 @@ def line_chart(
     ]
     if not heights:
         return None
-    y_values = (_decades if logarithmic else _round_numbers)(min(heights), max(heights))
-    last = max(max(line.epochs) for line in series)
-    first = min(min(line.epochs) for line in series)
-    x_values = [v for v in _round_numbers(first, last, whole=True) if first <= v <= last] or [first]
-    warp: Callable[[float], float] = math.log10 if logarithmic else float
+    y_values = (_decades if logarithmic else round_numbers)(min(heights), max(heights))
+    y_texts = [text(value) for value in y_values]
+    places = sorted({place for line in series for place in line.epochs})
+    x_values = places if settings else _whole_numbers(places[0], places[-1])
+    x_texts = [settings[int(place)] if settings else f"{place:.0f}" for place in x_values]
+    left = max(LEFT, 12 + max(map(text_width, y_texts)))
+    right = min(RIGHT, WIDTH - text_width(x_texts[-1]) / 2)
+    x_of = linear(places[0], places[-1], left, right)
+    y_of = _vertical(y_values, logarithmic)
 
-    def x_of(epoch: float) -> float:
-        return (LEFT + RIGHT) / 2 if last == first else LEFT + (RIGHT - LEFT) * (epoch - first) / (last - first)
-
-    def y_of(value: float) -> float:
-        low, high = warp(y_values[0]), warp(y_values[-1])
-        return BOTTOM - (BOTTOM - TOP) * (warp(value) - low) / (high - low)
+    def hint(line: Series, place: float, value: float, spread: float) -> str:
+        where = settings[int(place)] if settings else f"epoch {place:.0f}"
+        return f"{line.label}, {where}: {text(value)}" + (f" ± {text(spread)}" if spread else "")
 
     return LineChart(
         title,
         caption,
-        [Tick(x_of(v), f"{v:.0f}") for v in x_values],
-        [Tick(y_of(v), text(v)) for v in y_values],
-        [_curve(line, values, x_of, y_of, text) for line, values in zip(series, shown, strict=True)],
+        [Tick(x_of(value), told) for value, told in zip(x_values, x_texts, strict=True)],
+        [Tick(y_of(value), told) for value, told in zip(y_values, y_texts, strict=True)],
+        [_curve(line, values, x_of, y_of, hint) for line, values in zip(series, shown, strict=True)],
+        axis,
+        left,
+        right,
     )
 
 
-def _curve(line: Series, values: Sequence[float | None], x_of: Scale, y_of: Scale, text: Format) -> Curve:
+def _vertical(values: Sequence[float], logarithmic: bool) -> Scale:
+    """From values to heights, for an axis with these ticks."""
+    if not logarithmic:
+        return linear(values[0], values[-1], BOTTOM, TOP)
+    of_exponent = linear(math.log10(values[0]), math.log10(values[-1]), BOTTOM, TOP)
+    return lambda value: of_exponent(math.log10(value))
+
+
+def _curve(
+    line: Series,
+    values: Sequence[float | None],
+    x_of: Scale,
+    y_of: Scale,
+    hint: Callable[[Series, float, float, float], str],
+) -> Curve:
     known = [
-        (x_of(epoch), value, spread or 0.0, epoch)
-        for epoch, value, spread in zip(line.epochs, values, line.spread or [None] * len(values), strict=True)
+        (place, value, spread or 0.0)
+        for place, value, spread in zip(line.epochs, values, line.spread or [None] * len(values), strict=True)
         if value is not None
     ]
-    path = _path([(x, y_of(value)) for x, value, _, _ in known])
-    outline = [(x, y_of(v + s)) for x, v, s, _ in known] + [(x, y_of(_lower(v, s))) for x, v, s, _ in reversed(known)]
-    band = _path(outline) + "Z" if line.spread and len(known) > 1 else ""
+    path = _path([(x_of(place), y_of(value)) for place, value, _ in known])
+    upper = [(x_of(place), y_of(v + s)) for place, v, s in known]
+    lower = [(x_of(place), y_of(_lower(v, s))) for place, v, s in known]
+    band = _path([*upper, *reversed(lower)]) + "Z" if line.spread and len(known) > 1 else ""
     marked = known if len(known) <= MARKED_POINTS else known[-1:]
-    dots = [Dot(x, y_of(value), f"{line.label}, epoch {epoch:.0f}: {text(value)}") for x, value, _, epoch in marked]
+    dots = [Dot(x_of(place), y_of(value), hint(line, place, value, spread)) for place, value, spread in marked]
     return Curve(line.label, line.place, path, band, dots)
 
 
@@ -129,7 +198,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return "".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(points))
 
 
-def _round_numbers(low: float, high: float, *, whole: bool = False) -> list[float]:
+def round_numbers(low: float, high: float, *, whole: bool = False) -> list[float]:
     """Four to seven round numbers that enclose the range."""
     if high - low < 1e-9 * max(abs(high), abs(low), 1e-9):
         margin = abs(high) / 2 or 0.5
@@ -141,6 +210,11 @@ def _round_numbers(low: float, high: float, *, whole: bool = False) -> list[floa
         step = max(1.0, float(round(step)))
     start, stop = math.floor(low / step + 1e-6), math.ceil(high / step - 1e-6)
     return [i * step for i in range(start, stop + 1)]
+
+
+def _whole_numbers(first: float, last: float) -> list[float]:
+    """Round whole numbers within the range."""
+    return [value for value in round_numbers(first, last, whole=True) if first <= value <= last] or [first]
 
 
 def _decades(low: float, high: float) -> list[float]:
@@ -161,11 +235,13 @@ class Bar:
     length: float
     text: str
     hint: str
+    whisker: tuple[float, float] | None = None  # its ends
 
 
 @dataclass(frozen=True)
 class BarGroup:
     name: str
+    shown: str  # as much of the name as fits
     y: float
     bars: list[Bar]
 
@@ -179,19 +255,28 @@ class BarChart:
     thickness: int = 10
 
 
-def bar_chart(names: Sequence[str], shares: Sequence[tuple[int, str, dict[str, float]]]) -> BarChart:
+def bar_chart(
+    names: Sequence[str],
+    shares: Sequence[tuple[int, str, dict[str, float]]],
+    errors: Mapping[str, float] | None = None,
+) -> BarChart:
     """For each name, its share in each run: (place, label, shares by name); the name stands above its bars."""
-    full, pitch = BarChart.full, BarChart.thickness + 3
+    pitch = BarChart.thickness + 3
     groups, y = [], 0.0
     for name in names:
         known = [(place, label, by_name[name]) for place, label, by_name in shares if name in by_name]
-        bars = [
-            Bar(place, y + 19 + i * pitch, max(full * share, 1.0), percent(share), f"{label}: {percent(share)}")
-            for i, (place, label, share) in enumerate(known)
-        ]
-        groups.append(BarGroup(name, y + 14, bars))
+        error = (errors or {}).get(name, 0.0)
+        bars = [_bar(place, label, share, error, y + 19 + i * pitch) for i, (place, label, share) in enumerate(known)]
+        groups.append(BarGroup(name, shortened(name, WIDTH), y + 14, bars))
         y += 19 + len(known) * pitch + 8
     return BarChart(groups, y)
+
+
+def _bar(place: int, label: str, share: float, error: float, y: float) -> Bar:
+    full = BarChart.full
+    whisker = (full * max(share - error, 0.0), full * min(share + error, 1.0)) if error else None
+    told = percent(share) + (f" ± {percent(error)}" if error else "")
+    return Bar(place, y, max(full * share, 1.0), percent(share), f"{label}: {told}", whisker)
 
 
 @dataclass(frozen=True)
@@ -220,23 +305,27 @@ class MeasuredBars:
     ticks: list[Tick]
     one: float  # where the value 1 lies
     bottom: float
-    width: int = 760
-    left: int = 236
-    right: int = 580
+    width: float
+    left: float
+    right: float
     thickness: int = 20
 
 
 def measured_bars(rows: Sequence[Measured]) -> MeasuredBars:
-    """Bars from zero to values around 1 or above, one below the other, each with a whisker of ± its spread."""
-    left, right, pitch = MeasuredBars.left, MeasuredBars.right, MeasuredBars.thickness + 12
-    values = _round_numbers(0.0, max([1.0, *(row.value + row.spread for row in rows if row.value is not None)]))
+    """Bars from zero to values around 1 or above, one below the other, each with a whisker of ± its spread.
 
-    def x_of(value: float) -> float:
-        return left + (right - left) * value / values[-1]
-
+    Labels stand on the left and texts on the right, and have the room that the longest ones need.
+    """
+    pitch = MeasuredBars.thickness + 12
+    values = round_numbers(0.0, max([1.0, *(row.value + row.spread for row in rows if row.value is not None)]))
+    left = 30 + max((text_width(row.label, size=13) for row in rows), default=0.0)
+    right = left + 344
+    x_of = linear(0.0, values[-1], left, right)
     bars = []
     for i, row in enumerate(rows):
         value = row.value or 0.0
         low, high = x_of(_lower(value, row.spread)), x_of(value + row.spread)
         bars.append(MeasuredBar(row, 8.0 + i * pitch, x_of(value), low, high))
-    return MeasuredBars(bars, [Tick(x_of(v), plain(v)) for v in values], x_of(1.0), 8.0 + len(rows) * pitch)
+    ticks = [Tick(x_of(value), plain(value)) for value in values]
+    width = right + 40 + max((text_width(row.text, size=13) for row in rows), default=0.0)
+    return MeasuredBars(bars, ticks, x_of(1.0), 8.0 + len(rows) * pitch, width, left, right)

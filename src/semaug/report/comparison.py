@@ -13,13 +13,6 @@ MAIN_SETTINGS = (
 _NOT_SHOWN = ("format", "output", "resume", "cache", "workers", "images_on", "download", "data_root")
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say it."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.3g} s"
-
-
 def standard_error(run: ReportedRun) -> float | None:
     """Of the top-1 accuracy, on account of the number of images that it was measured on."""
     top1, count = run.score("top1"), run.score("count")

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from semaug.report.charts import Tick
+from semaug.report.charts import Tick, shortened, text_width
 from semaug.report.reading import ReportedRun, number
 
 EDGES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)  # shares at which the shade changes
 NAMED = 40  # classes up to which rows and columns have names, and cells their counts
-NAME_LENGTH = 30
+NAME_ROOM = 200  # for the name of a class
 _MARGIN = 14
 
 
@@ -50,7 +50,7 @@ def confusion_matrix(run: ReportedRun) -> Matrix | None:
     entries = [entry for entry in run.evaluation.get("confusion") or [] if _is_entry(entry, len(names))]
     if not entries:
         return None
-    cell = 18.0 if len(names) <= NAMED else max(600 / len(names), 1.0)
+    cell = max(18.0, 100 / len(names)) if len(names) <= NAMED else max(600 / len(names), 1.0)
     images: dict[int, float] = {}
     for true, _, count in entries:
         images[true] = images.get(true, 0) + count
@@ -83,7 +83,7 @@ def _is_entry(entry: object, classes: int) -> bool:
 def _ticks(names: list[str], cell: float) -> tuple[list[Tick], float]:
     """Labels along an axis and the room that they need: names of few classes, else numbers of some."""
     if len(names) <= NAMED:
-        texts = [name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…" for name in names]
-        return [Tick((i + 0.5) * cell, text) for i, text in enumerate(texts)], 10 + 6.6 * max(map(len, texts))
+        texts = [shortened(name, NAME_ROOM) for name in names]
+        return [Tick((i + 0.5) * cell, text) for i, text in enumerate(texts)], 10 + max(map(text_width, texts))
     step = next(step for step in (20, 50, 100, 200, 500, 1000, 5000) if len(names) / step <= 12)
     return [Tick((i - 0.5) * cell, str(i)) for i in range(step, len(names) + 1, step)], 38

@@ -1,20 +1,17 @@
 """The page: what goes into each section of the report, and the file itself."""
 
-import base64
-import hashlib
-import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from semaug.report import charts
-from semaug.report.comparison import comparison, duration, headline, settings
+from semaug.report.comparison import comparison, headline, settings
+from semaug.report.html import environment, render_page
 from semaug.report.matrix import EDGES, confusion_matrix
 from semaug.report.reading import ReportedRun, number, read_runs
 from semaug.runs import write_atomically
 
-COLOURS = 6  # that the style sheet defines; further runs use them again, with dashed lines
 SHOWN_CLASSES, BAR_COLUMNS = 45, 3
 SHOWN_PICTURES = 12
 
@@ -45,8 +42,8 @@ _AUGMENTATION: tuple[tuple[str, str, str, str, charts.Format, bool], ...] = (
      "", charts.plain, False),
     ("meta_loss", "Meta loss", "Cross-entropy of the pseudo-updated network on the other half batch.",
      "", charts.plain, False),
-    ("meta_gradient_norm", "Meta-gradient", "Norm of the gradient that teaches the source of Σ (logarithmic).",
-     "", charts.plain, True),
+    ("meta_gradient_norm", "Meta-gradient",
+     "Norm of the gradient that teaches the source of Σ (logarithmic, without zeros).", "", charts.plain, True),
 )  # fmt: skip
 
 
@@ -57,35 +54,14 @@ def write_report(runs: list[Path], output: Path) -> None:
 
 def render(runs: Sequence[ReportedRun]) -> str:
     """The page, as HTML."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=PackageLoader("semaug.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        percent=charts.percent,
-        duration=duration,
-        number=number,
-        name=_name,
-    )
-    environment.globals.update(colour=lambda place: f"c{place % COLOURS}", again=lambda place: place >= COLOURS)
-    style = environment.get_template("style.css").render()
-    script = environment.get_template("sort.js").render()
-    # The page may run this one script and load nothing: whatever a class is called, it stays text.
-    policy = f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"
     title, summary = headline(runs)
     common, differing = settings(runs)
     scores = [run.score("top1") or -1.0 for run in runs]
     augmenting = [run for run in runs if _augments(run)]
-    return environment.get_template("page.html").render(
-        policy=policy,
-        style=Markup(style),
-        script=Markup(script),
+    return render_page(
+        environment(),
+        "page.html",
+        script="sort.js",
         title=title,
         summary=summary,
         runs=runs,
@@ -102,18 +78,6 @@ def render(runs: Sequence[ReportedRun]) -> str:
         pictures=[_pictures(run) for run in runs if run.samples],
         destruction=_destruction(runs),
     )
-
-
-def _name(text: Any) -> Any:
-    """The name of a class or file as HTML; long words, as such names are, may break after an underscore or slash."""
-    from markupsafe import Markup, escape
-
-    parts = re.split(r"(?<=[_/])(?=.)", str(text))
-    return Markup("<wbr>").join(escape(part) for part in parts)
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _augments(run: ReportedRun) -> bool:

@@ -6,8 +6,7 @@ import torch
 from PIL import Image
 
 from semaug.figures.drawing import COLOURS
-from semaug.p2p import parts_picture, png
-from semaug.p2p.picture import GAP
+from semaug.figures.parts import GAP, parts, parts_picture, png
 
 
 def colour(number):
@@ -32,3 +31,15 @@ def test_parts_are_drawn_in_canonical_order_and_colour():
             black = order[row, number] == 0
             assert picture.getpixel((crop[0] + 48, crop[1] + 48)) == ((0, 0, 0) if black else (255, 255, 255))
     assert Image.open(io.BytesIO(png(picture))).size == picture.size
+
+
+def test_numbers_are_those_of_the_run(runs):
+    figure = parts(runs["p2p"], images=3)
+    again = parts(runs["p2p"], images=3)
+    assert figure == again
+    assert len(figure.numbers["files"]) == len(figure.numbers["boxes"]) == 3
+    assert all(len(boxes) == 4 for boxes in figure.numbers["boxes"])
+    for left, top, right, bottom in [box for boxes in figure.numbers["boxes"] for box in boxes]:
+        assert -16 <= left < right <= 48  # the image has 32 pixels and a padding of 16
+        assert -16 <= top < bottom <= 48
+    assert Image.open(io.BytesIO(figure.png)).height == 3 * (224 + GAP) + GAP

@@ -1,0 +1,106 @@
+"""What both augmentations add to a training step of P2P-Net: time and memory side by side.
+
+    python benchmarks/p2p_step.py --model resnet50 --pixels 448 --half 64
+
+The methods take turns of five steps (ten half steps: one cycle of a meta loop with interval 10) on images of noise;
+medians of the repetitions, and half of the interquartile range. Memory is the peak above what is held between two
+steps.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from semaug import methods
+from semaug.bench import median_and_spread
+from semaug.meta import LearnableAugmentation
+from semaug.models import build_model
+
+CASES: dict[str, tuple[methods.Method, dict[str, Any]]] = {
+    "P2P-Net": ("p2p", {}),
+    "P2P-Net + ISDA": ("p2p+isda", {}),
+    "P2P-Net + learnable, interval 10": ("p2p+learnable", {}),
+    "P2P-Net + learnable, interval 10, pipelined": ("p2p+learnable", {"order": "pipelined"}),
+}
+STEPS = 5
+
+
+def learner(
+    args: argparse.Namespace, device: str, method: methods.Method, options: dict[str, Any]
+) -> LearnableAugmentation:
+    torch.manual_seed(0)
+    model = methods.dressed(method, build_model(args.model, args.classes, args.pixels), args.classes)
+    model = model.to(device, memory_format=torch.channels_last).train()
+    optimizer = torch.optim.SGD(methods.parameter_groups(model, 0.002), momentum=0.9, weight_decay=5e-4)
+    settings = methods.Augmentation(**options)
+    autocast = torch.bfloat16 if device == "cuda" else None
+    made = methods.make_learner(method, settings, model, optimizer, autocast=autocast)
+    made.check_values = False
+    return made
+
+
+def turn(one: LearnableAugmentation, images: torch.Tensor, labels: torch.Tensor, steps: int) -> tuple[float, float]:
+    cuda = images.is_cuda
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated() if cuda else 0
+    started = time.perf_counter()
+    for _ in range(steps):
+        one.step(images, labels)
+    if cuda:
+        torch.cuda.synchronize()
+    seconds = (time.perf_counter() - started) / steps
+    return 1e3 * seconds, (torch.cuda.max_memory_allocated() - held) / 1e9 if cuda else float("nan")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--pixels", type=int, default=448)
+    parser.add_argument("--half", type=int, default=64, help="images per half batch")
+    parser.add_argument("--classes", type=int, default=200)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cudnn.benchmark = True
+    images = torch.randn(2 * args.half, 3, args.pixels, args.pixels, device=device).to(
+        memory_format=torch.channels_last
+    )
+    labels = torch.randint(args.classes, (2 * args.half,), device=device)
+    learners = {name: learner(args, device, *case) for name, case in CASES.items()}
+    for one in learners.values():
+        turn(one, images, labels, STEPS + 1)
+    times: dict[str, list[float]] = {name: [] for name in learners}
+    memory: dict[str, float] = {}
+    for number in range(args.repetitions):
+        names = list(learners)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            gc.collect()
+            milliseconds, peak = turn(learners[name], images, labels, STEPS)
+            times[name].append(milliseconds)
+            memory[name] = max(peak, memory.get(name, 0.0))
+    place = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    print(f"{args.model}, {args.pixels} px, {args.half} + {args.half} images, torch {torch.__version__}, {place}")
+    print(f"{'':46s} {'ms per step':>16s} {'ratio':>14s} {'GB':>6s}")
+    base, rows = times["P2P-Net"], {}
+    for name, values in times.items():
+        ratios = [value / plain for value, plain in zip(values, base, strict=True)]
+        (ms, ms_spread), (ratio, ratio_spread) = median_and_spread(values), median_and_spread(ratios)
+        print(
+            f"{name:46s} {ms:9.1f} ± {ms_spread or 0:4.1f} {ratio:7.2f} ± {ratio_spread or 0:4.2f} {memory[name]:6.2f}"
+        )
+        rows[name] = {"ms": values, "ratio": statistics.median(ratios), "peak_gb": memory[name]}
+    if args.json is not None:
+        args.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

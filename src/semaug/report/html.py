@@ -1,0 +1,81 @@
+"""Pages that need nothing else: their templates, and a policy by which a page may use its own styles and scripts."""
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from semaug.progress import duration
+from semaug.report import charts
+from semaug.report.reading import number
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+COLOURS = 6  # that the style sheet defines; further series use them again, with thin lines and other marks
+
+
+@cache
+def environment(*packages: str) -> "Environment":
+    """The templates of these packages, and the report's own, which theirs may extend and import."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader(package) for package in (*packages, "semaug.report")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(percent=charts.percent, duration=duration, number=number, name=_name)
+    made.globals.update(
+        colour=lambda place: f"c{place % COLOURS}",
+        again=lambda place: place >= COLOURS,
+        shape=lambda place: charts.SHAPES[place % len(charts.SHAPES)],
+    )
+    return made
+
+
+def _name(text: Any) -> Any:
+    """The name of a class or file as HTML; long words, as such names are, may break after an underscore or slash."""
+    from markupsafe import Markup, escape
+
+    parts = re.split(r"(?<=[_/])(?=.)", str(text))
+    return Markup("<wbr>").join(escape(part) for part in parts)
+
+
+def render_page(
+    made: "Environment",
+    template: str,
+    *,
+    styles: Sequence[str] = ("style.css",),
+    script: str | None = None,
+    fragments: str = "",
+    **content: Any,
+) -> str:
+    """A page with these style sheets and this script; `fragments` is HTML in it that brings styles and scripts too."""
+    from markupsafe import Markup
+
+    style = "".join(made.get_template(name).render() for name in styles)
+    code = made.get_template(script).render() if script is not None else ""
+    return made.get_template(template).render(
+        policy=_policy(
+            [style, *re.findall(r"<style>(.*?)</style>", fragments, re.DOTALL)],
+            [*([code] if code else []), *re.findall(r"<script>(.*?)</script>", fragments, re.DOTALL)],
+        ),
+        style=Markup(style),
+        script=Markup(code),
+        **content,
+    )
+
+
+def _policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
+    """These styles and scripts and nothing else: whatever a class is called, it stays text."""
+    return f"default-src 'none'; img-src data:; style-src {_digests(styles)}; script-src {_digests(scripts)}"
+
+
+def _digests(texts: Sequence[str]) -> str:
+    found = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in dict.fromkeys(texts))
+    return " ".join(f"'sha256-{digest}'" for digest in found) or "'none'"
