@@ -19,7 +19,6 @@ from rich.console import Console
 from semaug import cli, metagrad
 from semaug.bench import METHODS, BenchConfig, Result, Timing, agreement, median_and_spread, timing
 from semaug.meta import LearnableAugmentation
-from semaug.progress import Progress
 from tiny import TinyNet
 
 TINY = ["--model", "small", "--pixels", "32", "--half", "4", "--classes", "5", "--frozen-blocks", "1"]

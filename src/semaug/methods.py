@@ -196,17 +196,14 @@ def image_transforms(method: Method, num_classes: int) -> tuple[Images | None, I
     """What a method does to uint8 crops, to normalised crops, and to a whole batch with its labels."""
     from torchvision.transforms import v2
 
+    from semaug.image_level import rand_augment, random_erasing
+
     if method == "randaugment":
-        return _each(v2.RandAugment()), None, None
+        return rand_augment, None, None
     if method == "random-erasing":
-        return None, _each(v2.RandomErasing(p=0.5)), None
+        return None, random_erasing, None
     if method == "mixup":
         return None, None, v2.MixUp(num_classes=num_classes)
     if method == "cutmix":
         return None, None, v2.CutMix(num_classes=num_classes)
     return None, None, None
-
-
-def _each(transform: Images) -> Images:
-    """Apply a random transform to every image by itself: torchvision draws once for a whole batch."""
-    return lambda images: torch.stack([transform(image) for image in images])
