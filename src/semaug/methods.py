@@ -43,6 +43,7 @@ Method = Literal[
     "p2p+learnable",
 ]
 METHODS: tuple[str, ...] = get_args(Method)
+AUGMENTING = ("constant", "isda", "joint", "learnable")  # those that have a Σ, alone or on P2P-Net
 
 
 @dataclass(frozen=True)
@@ -156,14 +157,13 @@ def make_learner(
         kind = SGD if settings.meta_optimizer == "sgd" else Adam
         meta_optimizer = kind(learned, lr=settings.meta_lr)
     assert settings.strength is not None and settings.interval is not None  # noqa: PT018
-    augments = method in ("constant", "isda", "joint", "learnable")
     learner = JointAugmentation if method == "joint" else LearnableAugmentation
     return learner(
         network,
         optimizer,
         source,
         meta_optimizer,
-        strength=settings.strength if augments else 0.0,
+        strength=settings.strength if method in AUGMENTING else 0.0,
         strength_power=settings.strength_power,
         interval=settings.interval,
         order=settings.order,

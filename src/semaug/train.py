@@ -5,7 +5,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,7 +95,8 @@ class _Run:
             state["epoch"] = epoch + 1
             if row["val_top1"] > state["best"]:
                 state["best"], state["best_epoch"] = row["val_top1"], epoch + 1
-                checkpoint.save(folder / "checkpoints" / "best", {"model": self._evaluated().state_dict()})
+                kept = {"model": self._evaluated().state_dict(), "source": self.learner.source.state_dict()}
+                checkpoint.save(folder / "checkpoints" / "best", kept)
             self._save(state)
             self.progress.epoch(row, self.epochs)
             if config.patience is not None and epoch + 1 - state["best_epoch"] >= config.patience:
@@ -268,8 +269,9 @@ class _Run:
         assert best is not None
         model = self._evaluated()
         model.load_state_dict(best["model"])
-        tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-        write_atomically(self.folder / "model.safetensors", safetensors_bytes(tensors))
+        if self.config.method.removeprefix("p2p+") in methods.AUGMENTING:
+            _write_tensors(self.folder / "source.safetensors", best["source"])  # Σ, as it was for this model
+        _write_tensors(self.folder / "model.safetensors", model.state_dict())
         split = "test" if "test" in splits else "val"
         config = read_json(self.folder / "config.json")
         classifier = Classifier(model.eval(), data.classes, self.preprocessing, self.model_name, config)
@@ -281,6 +283,11 @@ class _Run:
         self.progress.say(
             f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {state['best_epoch']} by validation)"
         )
+
+
+def _write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    content = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    write_atomically(file, safetensors_bytes(content))
 
 
 _MAY_CHANGE = {"workers", "cache", "device", "images_on", "compile", "resume", "output", "data_root", "download"}

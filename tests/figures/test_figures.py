@@ -83,15 +83,15 @@ def test_a_choice_of_images_keeps_all_classes() -> None:
 
 
 @pytest.mark.parametrize("method", ["constant", "isda", "learnable"])
-def test_the_covariance_is_the_one_of_the_end_of_training(runs: Runs, method: str) -> None:
+def test_the_covariance_is_the_one_of_the_network_that_was_kept(runs: Runs, method: str) -> None:
     view = load_augmenting(method, runs[method])
     assert view.strength == read_metrics(runs[method])[-1]["strength"] == 5.0
-    state = checkpoint.load(runs[method] / "checkpoints" / "last")
+    state = checkpoint.load(runs[method] / "checkpoints" / "best")
     assert state is not None
     assert view.source is not None
     kept = view.source.state_dict()
-    assert kept.keys() == state["learner"]["source"].keys()
-    assert all(torch.equal(kept[name], value) for name, value in state["learner"]["source"].items())
+    assert kept.keys() == state["source"].keys()
+    assert all(torch.equal(kept[name], value) for name, value in state["source"].items())
     now = view.classifier.model.state_dict()
     assert all(torch.equal(now[name], value) for name, value in state["model"].items())
 
@@ -113,15 +113,19 @@ def test_draws_have_the_covariance_of_the_run(runs: Runs, method: str) -> None:
     assert correlation.abs().max() < 0.05
 
 
-def without_checkpoints(run: Path, folder: Path) -> Path:
-    shutil.copytree(run, folder)
-    shutil.rmtree(folder / "checkpoints")
-    return folder
+def test_checkpoints_are_not_needed_and_the_covariance_is(runs: Runs, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["learnable"], run)
+    shutil.rmtree(run / "checkpoints")
+    assert load_augmenting("learnable", run).source is not None
+    (run / "source.safetensors").unlink()
+    with pytest.raises(UserError, match="has no source.safetensors"):
+        load_augmenting("learnable", run)
 
 
-def test_without_checkpoints_class_statistics_are_computed_and_told(runs: Runs, tmp_path: Path) -> None:
-    run = without_checkpoints(runs["isda"], tmp_path / "run")
-    view = load_augmenting("isda", run)
+def test_class_statistics_are_computed_and_told(runs: Runs) -> None:
+    run = runs["isda"]
+    view = load_augmenting("isda", run, covariance="classwise")
     samples = run_samples(view.classifier, "train")
     seen = look(samples, range(len(samples)), view.classifier, {"own": view.features})
     count, _, deviation = class_statistics(seen.features["own"].double(), seen.labels, 6)
@@ -129,10 +133,7 @@ def test_without_checkpoints_class_statistics_are_computed_and_told(runs: Runs, 
     found = view.source(seen.features["own"], seen.labels).diagonal().double()
     assert torch.allclose(found, (deviation / count[:, None])[seen.labels], rtol=1e-4, atol=1e-7)
     assert "30 training images" in view.notes[0]
-    assert "30 training images" in neighbours({"isda": run}, queries=1).caption
-    assert load_augmenting("constant", without_checkpoints(runs["constant"], tmp_path / "constant")).source is not None
-    with pytest.raises(UserError, match="lost"):
-        load_augmenting("learnable", without_checkpoints(runs["learnable"], tmp_path / "learnable"))
+    assert "30 training images" in neighbours({"isda": run}, queries=1, covariance="classwise").caption
 
 
 def test_any_run_gives_class_statistics_when_asked(runs: Runs) -> None:

@@ -1,4 +1,4 @@
-"""Finished runs as figures see them: the network that makes features, and Σ as it was at the end of training."""
+"""Finished runs as figures see them: the network that makes features, and Σ as it was then."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,18 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from semaug import checkpoint
 from semaug.covariance import Covariance
 from semaug.data.images import Progress
 from semaug.data.samples import Samples
 from semaug.errors import UserError
 from semaug.figures.looking import Seen, look, run_samples
-from semaug.methods import Augmentation, Method, make_learner
+from semaug.methods import AUGMENTING, Augmentation, Method, make_learner
+from semaug.models import read_weights
 from semaug.network import Network
 from semaug.runs import Classifier, load_classifier, read_metrics
 from semaug.sources import ClassCovariance, Source
-
-AUGMENTING = ("constant", "isda", "joint", "learnable")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +95,10 @@ def load_augmenting(
     strength: float | None = None,
     device: str = "cpu",
 ) -> View:
-    """A finished run with its Σ and λ of the end of training.
+    """A finished run with its Σ, that of the epoch whose network was kept, and λ of the end of training.
 
-    Σ belongs to the network that it was learned with, that of the last epoch; both come from ``checkpoints/last``,
-    which is read without running any code from it. Where that is missing, a constant Σ is known from the settings, a
-    class-wise one is computed from the final features of the training split, and a learned one is lost. What
-    ``covariance="classwise"`` asks for is that computed Σ, which any run can give (λ is 1 for a run that has none).
+    ``covariance="classwise"`` asks for the class-wise Σ of the final features of the training split instead, which any
+    run can give (λ is 1 for a run that has none).
     """
     view = load_view(label, path, device)
     config, method = view.classifier.config, view.classifier.config.get("method")
@@ -120,25 +116,17 @@ def load_augmenting(
         raise UserError(f"λ was 0 in all of {path}, which has too few epochs; give a strength, or train for longer")
     if covariance == "classwise":
         return _with_statistics(view, lambda_)
-    state = checkpoint.load(path / "checkpoints" / "last")
-    if state is None and method == "isda":
-        return _with_statistics(view, lambda_)
-    if state is None and method != "constant":
-        raise UserError(f"{path} has no checkpoints/last, and with it the Σ that it learned is lost")
+    file = path / "source.safetensors"
+    if not file.is_file():
+        raise UserError(f"{path} has no source.safetensors, the file of its Σ; --covariance classwise needs none")
     settings = {k: v for k, v in config["augmentation"].items() if k in {f.name for f in fields(Augmentation)}}
     model = view.classifier.model
-    notes: tuple[str, ...] = ()
-    if state is not None:
-        model.load_state_dict(state["model"])
-        if state["epoch"] != state["best_epoch"]:
-            notes = ("the features are those of the last epoch, to which Σ belongs, not of the best",)
     # the learner's way of making the source, so that it is the one that was trained
     with torch.random.fork_rng(devices=[]):
         learner = make_learner(cast(Method, method), Augmentation(**settings), model, SGD(model.parameters(), lr=0.1))
     source = learner.source.to("cpu").eval()
-    if state is not None:
-        source.load_state_dict(state["learner"]["source"])
-    return View(label, path, view.classifier, _network(view.classifier), source, lambda_, notes)
+    source.load_state_dict(read_weights(file))
+    return View(label, path, view.classifier, view.network, source, lambda_)
 
 
 def _network(classifier: Classifier) -> Network:
