@@ -107,6 +107,27 @@ def test_ten_half_steps_equal_algorithm_1(frozen: int, sgd: dict[str, Any], opti
     assert moved > 1e-4, "CovNet hardly moved, so the comparison would show little"
 
 
+def test_a_meta_batch_of_its_own_takes_the_place_of_the_other_half() -> None:
+    learner, literal = pair(1, "paper", SGD_RULES[2])
+    torch.manual_seed(3)
+    others = batches(6)[1:]
+    for (images, labels), (meta_images, meta_labels) in zip(batches(5), others, strict=True):
+        learner.step(images, labels, meta_images[:-2], meta_labels[:-2])
+    torch.manual_seed(3)
+    for (images, labels), (meta_images, meta_labels) in zip(batches(5), others, strict=True):
+        halves = zip(images.chunk(2), labels.chunk(2), strict=True)
+        meta_halves = zip(meta_images[:-2].chunk(2), meta_labels[:-2].chunk(2), strict=True)
+        for half, meta_half in zip(halves, meta_halves, strict=True):
+            literal.paper_half_step(*half, *meta_half)
+    assert_same(learner, literal)
+    pipelined, _ = pair(1, "pipelined", {})
+    images, labels = batches(1)[0]
+    with pytest.raises(ValueError, match="pipelined"):
+        pipelined.step(images, labels, images, labels)
+    with pytest.raises(ValueError, match="labels"):
+        learner.step(images, labels, images, labels[:-1])
+
+
 @pytest.mark.parametrize(("frozen", "sgd", "options"), CASES)
 def test_ten_pipelined_half_steps_equal_their_transcription(
     frozen: int, sgd: dict[str, Any], options: dict[str, Any]

@@ -133,14 +133,37 @@ class LearnableAugmentation:
         """Set λ to ``progress^strength_power · λ0``, where ``progress`` goes from 0 to 1 over training."""
         self.strength = functional.strength(progress, 1, self.max_strength, self.strength_power)
 
-    def step(self, images: Tensor, labels: Tensor) -> Metrics:
+    def step(
+        self, images: Tensor, labels: Tensor, meta_images: Tensor | None = None, meta_labels: Tensor | None = None
+    ) -> Metrics:
         """Two half steps on a batch of at least two images; returns the mean of their diagnostics, as tensors.
+
+        Each half is the meta batch of the other one, unless the paper's order is given ``meta_images`` with their
+        labels (images that f is not trained on, or the halves changed places and seen otherwise): the first half of
+        those is then the meta batch of the first half, and the second of the second.
 
         ``train_loss`` (ISDA), ``augmentation_share`` (the part of it that augmentation adds), ``accuracy`` on the
         batch, ``variance_mean`` and its spread over samples and dimensions (``variance_std_samples``,
         ``variance_std_dims``), ``drift`` (of the source's parameters from their initialisation, relative) and, where
         the meta loop ran, ``meta_loss`` and ``meta_gradient_norm``.
         """
+        self._check(images, labels)
+        self.network.prepare(images)
+        halves = list(zip(images.tensor_split(2), labels.tensor_split(2), strict=True))
+        meta_halves = halves[::-1]
+        if meta_images is not None and meta_labels is not None:
+            if self.order != "paper":
+                raise ValueError("in the pipelined order the next half batch is the meta batch: there is no other one")
+            self._check(meta_images, meta_labels)
+            meta_halves = list(zip(meta_images.tensor_split(2), meta_labels.tensor_split(2), strict=True))
+        first = self._half_step(*halves[0], *meta_halves[0])
+        second = self._half_step(*halves[1], *meta_halves[1])
+        return {
+            name: torch.stack([metrics[name] for metrics in (first, second) if name in metrics]).mean()
+            for name in {**first, **second}
+        }
+
+    def _check(self, images: Tensor, labels: Tensor) -> None:
         count = images.shape[0]
         if count < 2:
             raise ValueError(f"a batch is cut in two halves and needs at least 2 images, not {count}; use drop_last")
@@ -148,14 +171,6 @@ class LearnableAugmentation:
             raise ValueError(f"{count} images came with {labels.shape[0]} labels")
         if self.check_values:
             functional.check_labels(labels, self.network.num_classes)
-        self.network.prepare(images)
-        halves = list(zip(images.tensor_split(2), labels.tensor_split(2), strict=True))
-        first = self._half_step(*halves[0], *halves[1])
-        second = self._half_step(*halves[1], *halves[0])
-        return {
-            name: torch.stack([metrics[name] for metrics in (first, second) if name in metrics]).mean()
-            for name in {**first, **second}
-        }
 
     def _half_step(self, images: Tensor, labels: Tensor, meta_images: Tensor, meta_labels: Tensor) -> Metrics:
         self.optimizer.zero_grad(set_to_none=True)  # here, so that old gradients take no room beside two graphs
