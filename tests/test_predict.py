@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from semaug.data import birds
 from semaug.data.images import Preprocessing
+from semaug.data.readers import read_data
 from semaug.data.samples import load_image
 from semaug.errors import UserError
 from semaug.predict import Prediction, expand, in_order, predict, write
@@ -248,6 +249,31 @@ def test_csv_has_a_column_per_rank_and_no_formulas(tmp_path):
     assert rows[1]["probability_2"] == "1e-09"
     assert (summary.count, summary.failed) == (4, 1)
     assert summary.rate == pytest.approx(summary.count / summary.seconds)
+
+
+def test_a_table_that_was_written_is_read_with_the_names_that_there_are(tmp_path):
+    names = [
+        "=1+1.png",
+        "-x.png",
+        "@home.png",
+        "\ttab.png",
+        "'=quoted.png",
+        "'plain.png",
+        " space .png",
+        "two\nlines.png",
+    ]
+    labels = ["=cmd|' /C calc'!A0", "+plus", "'-quoted", "'plain"] * 2
+    for name in names:
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    predictions = [Prediction(name, 1, (label,), (1.0,)) for name, label in zip(names, labels, strict=True)]
+    write(predictions, tmp_path / "out.csv")
+    with open(tmp_path / "out.csv", encoding="utf-8", newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) for cell in cells)
+    data = read_data(str(tmp_path / "out.csv"))
+    train = data.splits["train"]
+    assert [train.name(i) for i in range(len(train))] == names
+    assert [data.classes[label] for label in train.labels] == labels
 
 
 def test_jsonl_is_exact(tmp_path):

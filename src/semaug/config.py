@@ -97,6 +97,9 @@ class TrainConfig:
     """Processes that decode images when the cache is built."""
     cache: Path | None = Path("~/.cache/semaug")
     """Folder of decoded images, shared by runs; --cache None keeps them in memory only."""
+    on_bad_image: Literal["stop", "skip"] = "stop"
+    """Images that cannot be read are listed before training starts. stop: train only when there are none; skip: go on
+    without them."""
     images_on: Literal["gpu", "ram"] | None = None
     """Where decoded images lie during training: on the GPU if they take less than half of its memory."""
 

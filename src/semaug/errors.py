@@ -1,5 +1,11 @@
-"""The one exception that users see."""
+"""The one exception that users see, and names in its sentence."""
 
 
 class UserError(Exception):
     """A mistake that a user can make, told in one sentence that says what to do; the command line exits with 2."""
+
+
+def on_one_line(name: object) -> str:
+    """The name of a file or class as it is; quoted where a terminal would not show it as it is."""
+    text = str(name)
+    return text if text.isprintable() else repr(text)

@@ -25,11 +25,11 @@ import torch
 
 from semaug.data.images import Preprocessing
 from semaug.data.samples import load_image
-from semaug.errors import UserError
+from semaug.errors import UserError, on_one_line
+from semaug.formulas import defused
 from semaug.runs import Classifier
 
 IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -195,7 +195,7 @@ def _pixels_or_error(path: Path, preprocessing: Preprocessing) -> Pixels | str:
     except UserError as error:
         return str(error)
     except Exception as error:  # whatever a decoder does on one broken file, the others are still wanted
-        return f"cannot read the image {path}: {type(error).__name__}: {error}"
+        return f"cannot read the image {on_one_line(path)}: {type(error).__name__}: {error}"
 
 
 def _ranked(
@@ -217,7 +217,8 @@ def write(predictions: Iterable[Prediction], destination: Path | None, format: F
     """Write predictions to a file, or to standard output (None), as they come; a file appears when it is complete.
 
     CSV: columns path, label, probability, label_2, probability_2, …, error. Paths and labels that a spreadsheet would
-    run as a formula get a leading apostrophe. JSONL: one object per line, ASCII, every name and number exact.
+    run as a formula get a leading apostrophe, which our reader of tables takes away. JSONL: one object per line, ASCII,
+    every name and number exact.
     """
     if format not in ("csv", "jsonl"):
         raise UserError(f"the format must be csv or jsonl, not {format!r}")
@@ -244,15 +245,11 @@ def _write_csv(predictions: Iterator[Prediction], file: TextIO) -> None:
     ranks = ("", *(f"_{rank}" for rank in range(2, top_k + 1)))
     writer.writerow(["path", *(f"{column}{rank}" for rank in ranks for column in ("label", "probability")), "error"])
     for prediction in chain(() if first is None else (first,), predictions):
-        cells = [_defused(prediction.path)]
+        cells = [defused(prediction.path)]
         for label, probability in zip(prediction.labels, prediction.probabilities, strict=True):
-            cells += [_defused(label), f"{probability:.6g}"]
+            cells += [defused(label), f"{probability:.6g}"]
         cells += [""] * (1 + 2 * top_k - len(cells))
-        writer.writerow([*cells, prediction.error or ""])
-
-
-def _defused(cell: str) -> str:
-    return f"'{cell}" if cell.startswith(_FORMULA_STARTS) else cell
+        writer.writerow([*cells, defused(prediction.error or "")])
 
 
 def _write_jsonl(predictions: Iterator[Prediction], file: TextIO) -> None:

@@ -4,11 +4,16 @@ import hashlib
 import http.server
 import io
 import json
+import os
+import shutil
 import stat
+import subprocess
 import tarfile
 import tempfile
 import threading
+import tracemalloc
 import zipfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -438,6 +443,40 @@ def test_bombs_are_refused(tmp_path):
     copies = [special(f"link{i}", tarfile.LNKTYPE, "file") for i in range(20)]
     with pytest.raises(UserError, match="more bytes than are allowed"):
         extract(put(tmp_path / "archive", tar_bytes(regular("file"), *copies)), tmp_path / "out", max_bytes=50)
+
+
+def with_header_of(size: int, kind: bytes) -> bytes:
+    """A compressed tar file whose first header says that so many zeros with the name of the next file follow."""
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = kind, size
+    squeeze = zlib.compressobj(9, wbits=31)
+    parts = [squeeze.compress(info.tobuf(tarfile.GNU_FORMAT))]
+    parts += [squeeze.compress(bytes(2**20)) for _ in range(size // 2**20)]
+    return b"".join(parts) + squeeze.compress(tar_bytes(regular("a"))) + squeeze.flush()
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE])
+def test_headers_do_not_fill_the_memory(tmp_path, kind):
+    archive = put(tmp_path / "archive", with_header_of(200 * 2**20, kind))
+    assert archive.stat().st_size < 400_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError):
+            extract(archive, tmp_path / "out")
+        assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_sparse_files_count_with_all_their_zeros(tmp_path):
+    (tmp_path / "sparse").write_bytes(b"")
+    os.truncate(tmp_path / "sparse", 50_000_000)
+    command = ["tar", "--sparse", "-cf", tmp_path / "archive", "-C", tmp_path, "sparse"]
+    if shutil.which("tar") is None or subprocess.run(command, check=False).returncode != 0:
+        pytest.skip("there is no GNU tar here")
+    assert (tmp_path / "archive").stat().st_size < 100_000
+    with pytest.raises(UserError, match="more bytes than are allowed"):
+        extract(tmp_path / "archive", tmp_path / "out", max_bytes=1_000_000)
 
 
 def test_other_files_are_no_archives(tmp_path):

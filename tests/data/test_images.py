@@ -88,7 +88,7 @@ def test_a_changed_file_or_size_makes_another_cache(samples: Samples, tmp_path: 
 def test_a_broken_image_leaves_no_half_cache(samples: Samples, tmp_path: Path) -> None:
     broken = tmp_path / "photos" / samples.name(5)
     broken.write_bytes(b"not an image")
-    with pytest.raises(UserError, match=f"cannot read the image .*{broken.name}"):
+    with pytest.raises(UserError, match=f"1 of 12 images cannot be read: .*{broken.name} \\(it is not an image"):
         decoded(samples, Preprocessing(24, 20), tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
 

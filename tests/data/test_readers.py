@@ -201,6 +201,7 @@ def test_table_with_absolute_paths_and_windows_lines(tmp_path):
 def fake_pyarrow(monkeypatch, columns: dict[str, list[object]]) -> None:
     parquet = types.ModuleType("pyarrow.parquet")
     parquet.read_schema = lambda path: types.SimpleNamespace(names=list(columns))
+    parquet.read_metadata = lambda path: types.SimpleNamespace(num_rows=len(columns["image"]))
     parquet.read_table = lambda path, columns: types.SimpleNamespace(
         to_pydict=lambda: {name: chosen[name] for name in columns}
     )

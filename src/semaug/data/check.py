@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from semaug.data.samples import DataSet, Samples
-from semaug.errors import UserError
+from semaug.data.samples import DataSet, Samples, why_unreadable
+from semaug.errors import on_one_line
 
 TINY_CLASS = 5
 """A class with fewer training images is reported."""
@@ -89,12 +89,12 @@ class Report:
             examples = _some(_equal(group) for group in contradictory)
             found.append(f"{_count(contradictory, 'image')} in more than one class: {examples}.")
         for split, missing in self.missing_classes.items():
-            found.append(f"{_count(missing, 'class')} without images in {split}: {_some(missing)}.")
+            found.append(f"{_count(missing, 'class')} without images in {split}: {_some(map(on_one_line, missing))}.")
         if self.duplicates_within:
             examples = _some(_equal(group) for group in self.duplicates_within)
             found.append(f"{_count(self.duplicates_within, 'image')} more than once in a split: {examples}.")
         if self.tiny_classes:
-            examples = _some(f"{name} ({count})" for name, count in self.tiny_classes.items())
+            examples = _some(f"{on_one_line(name)} ({count})" for name, count in self.tiny_classes.items())
             found.append(
                 f"{_count(self.tiny_classes, 'class')} with fewer than {TINY_CLASS} training images: {examples}."
             )
@@ -191,8 +191,7 @@ def _examine(samples: Samples, i: int) -> Examined:
         image = samples.load(i)
         pixels = image.tobytes()
     except Exception as error:  # decoders meet garbage with many kinds of exception, and the check has to go on
-        reason = error.__cause__ if isinstance(error, UserError) and error.__cause__ else error
-        return Examined(0, 0, b"", " ".join(str(reason).split()) or type(reason).__name__)
+        return Examined(0, 0, b"", why_unreadable(error))
     digest = hashlib.blake2b(f"{image.width}x{image.height}".encode() + pixels, digest_size=16).digest()
     return Examined(image.width, image.height, digest)
 
@@ -202,12 +201,14 @@ def _spread(numbers: Sequence[int]) -> Spread | None:
 
 
 def _place(image: ImageName) -> str:
-    return f"{image.split}: {image.name}"
+    return f"{image.split}: {on_one_line(image.name)}"
 
 
 def _equal(group: Sequence[ImageName]) -> str:
     several = len({image.class_name for image in group}) > 1
-    return _some((f"{_place(image)} ({image.class_name})" if several else _place(image) for image in group), " = ")
+    return _some(
+        (f"{_place(image)} ({on_one_line(image.class_name)})" if several else _place(image) for image in group), " = "
+    )
 
 
 def _count(things: Sequence[object] | dict[str, int], noun: str) -> str:

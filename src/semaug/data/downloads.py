@@ -1,8 +1,11 @@
 """Archives from the net: downloaded with resumption and checksum, unpacked without leaving their folder."""
 
+import bz2
 import errno
+import gzip
 import hashlib
 import http.client
+import lzma
 import os
 import posixpath
 import stat
@@ -12,10 +15,12 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
-from typing import IO
+from typing import IO, Any
 
 from semaug.errors import UserError
 
@@ -23,6 +28,7 @@ CHUNK_BYTES = 2**20
 ATTEMPTS = 5
 TIMEOUT_S = 60
 RETRY_WAIT_S = 0.5
+DECOMPRESSORS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 MAX_BYTES = 2**38
 MAX_FILES = 5_000_000
 """Limits on what an archive may unpack to; ImageNet is a half and a quarter of them."""
@@ -202,8 +208,8 @@ def extract(archive: Path, folder: Path, max_bytes: int = MAX_BYTES, max_files: 
 
 
 def _members(archive: Path) -> Iterator[Member]:
-    if tarfile.is_tarfile(archive):
-        with tarfile.open(archive) as tar:
+    if _is_tar(archive):
+        with _decompressed(archive) as content, tarfile.open(fileobj=content, mode="r:") as tar:
             for info in tar:
                 if info.isreg():
                     yield Member(info.name, content=tar.extractfile(info))
@@ -228,6 +234,39 @@ def _members(archive: Path) -> Iterator[Member]:
                     raise UserError(f"{archive} holds a link, a device or the like: {entry.filename!r}")
     else:
         raise UserError(f"{archive} is neither a tar nor a zip file")
+
+
+class _Limited:
+    """A file of which no more than a chunk can be read at once: the headers of a tar file may ask for any size."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.seek, self.tell, self.close = file, file.seek, file.tell, file.close
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= CHUNK_BYTES:
+            raise UserError("it has a header that is too large")
+        return self.file.read(size)
+
+
+@contextmanager
+def _decompressed(archive: Path) -> Iterator[Any]:
+    with archive.open("rb") as file:
+        start = file.read(6)
+    opened = next((opened for magic, opened in DECOMPRESSORS.items() if start.startswith(magic)), open)
+    with opened(archive, "rb") as content:
+        yield _Limited(content)
+
+
+def _is_tar(archive: Path) -> bool:
+    try:
+        with _decompressed(archive) as content, tarfile.open(fileobj=content, mode="r:"):
+            return True
+    except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError):
+        return False
+    except OSError:
+        if not archive.is_file():
+            raise
+        return False  # what gzip and bz2 say of other content
 
 
 def leads_out(name: str) -> bool:

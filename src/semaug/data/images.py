@@ -7,8 +7,9 @@ crop of `crop` pixels and flips half of them; evaluation takes the centre crop.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +20,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from semaug.data.samples import Samples
-from semaug.errors import UserError
+from semaug.data.samples import Samples, why_unreadable
+from semaug.errors import UserError, on_one_line
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Progress = Callable[[int, int], None]
 """Called with the number of images done and their total."""
+Unreadable = dict[int, str]
+"""Images that cannot be read, by their place in a split, and why."""
+_DECODER = 2  # to be raised when the same file gives other pixels, so that no cache of the old ones is used
 
 
 @dataclass(frozen=True)
@@ -103,51 +107,93 @@ def decoded(
 
     The cache is a memory-mapped file in the folder `cache` (None: in memory only), named by a digest of the files'
     names, sizes and times and of the preprocessing, so that runs share it and a change of any of them makes another.
+    Images that cannot be read are a :class:`UserError` that tells of all of them, and nothing is kept.
     """
-    shape = (len(samples), preprocessing.resize, preprocessing.resize, 3)
     if cache is None:
-        pixels = np.empty(shape, dtype=np.uint8)
-        _decode_into(pixels, samples, preprocessing, workers, progress)
-        return torch.from_numpy(pixels)
-    key = f"{samples.fingerprint()}{preprocessing.resize}{preprocessing.shape}"
-    file = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
-    if not file.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(f".{os.getpid()}.part")
-        try:
-            pixels = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
-            _decode_into(pixels, samples, preprocessing, workers, progress)
-            pixels.flush()
-            del pixels
-            unfinished.replace(file)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        pixels = np.empty(_shape(samples, preprocessing), dtype=np.uint8)
+        unreadable = decode(samples, preprocessing, workers, progress, pixels)
+    else:
+        unreadable = decode_into_cache(samples, preprocessing, cache, workers, progress)
+    if unreadable:
+        names = [(samples.name(i), why) for i, why in unreadable.items()]
+        raise UserError(f"{cannot_be_read(names, len(samples))}; repair or remove them")
     # Copy on write: torch asks for writable memory, and nobody writes.
-    return torch.from_numpy(np.load(file, mmap_mode="c"))
+    found = pixels if cache is None else np.load(cache_file(samples, preprocessing, cache), mmap_mode="c")
+    return torch.from_numpy(found)
 
 
-def _decode_into(
-    pixels: npt.NDArray[np.uint8],
+def decode_into_cache(
+    samples: Samples, preprocessing: Preprocessing, cache: Path, workers: int = 0, progress: Progress | None = None
+) -> Unreadable:
+    """Make the file of a split in the cache, unless it is there or there are images that cannot be read."""
+    file = cache_file(samples, preprocessing, cache)
+    if file.exists():
+        return {}
+    cache.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(f".{os.getpid()}.part")
+    try:
+        shape = _shape(samples, preprocessing)
+        pixels = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
+        unreadable = decode(samples, preprocessing, workers, progress, pixels)
+        pixels.flush()
+        del pixels
+        if not unreadable:
+            unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return unreadable
+
+
+def cache_file(samples: Samples, preprocessing: Preprocessing, cache: Path) -> Path:
+    """Where in the cache the pixels of a split are."""
+    key = f"{_DECODER}{samples.fingerprint()}{preprocessing.resize}{preprocessing.shape}"
+    return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
+
+
+def _shape(samples: Samples, preprocessing: Preprocessing) -> tuple[int, int, int, int]:
+    return (len(samples), preprocessing.resize, preprocessing.resize, 3)
+
+
+def cannot_be_read(unreadable: Sequence[tuple[str, str]], total: int) -> str:
+    """Such as: 4 of 90 images cannot be read: a.jpg (the file is empty), b.jpg (…), c.jpg (…) and 1 more."""
+    first = [f"{on_one_line(name)} ({why})" for name, why in unreadable[:3]]
+    more = f" and {len(unreadable) - len(first)} more" if len(unreadable) > len(first) else ""
+    return f"{len(unreadable)} of {total} images cannot be read: {', '.join(first)}{more}"
+
+
+def decode(
     samples: Samples,
     preprocessing: Preprocessing,
-    workers: int,
-    progress: Progress | None,
-) -> None:
-    for done, (i, image) in enumerate(_decode(samples, preprocessing, workers), start=1):
-        pixels[i] = image
+    workers: int = 0,
+    progress: Progress | None = None,
+    pixels: npt.NDArray[np.uint8] | None = None,
+) -> Unreadable:
+    """Decode all images of a split, into `pixels` if given; returns those that cannot be read."""
+    unreadable: Unreadable = {}
+    for i, image in enumerate(_each_decoded(samples, preprocessing, workers)):
+        if isinstance(image, str):
+            unreadable[i] = image
+        elif pixels is not None:
+            pixels[i] = image
         if progress is not None:
-            progress(done, len(samples))
+            progress(i + 1, len(samples))
+    return unreadable
 
 
-def _decode(
+def _each_decoded(
     samples: Samples, preprocessing: Preprocessing, workers: int
-) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+) -> Iterator[npt.NDArray[np.uint8] | str]:
+    """The pixels of each image, or why there are none."""
     if workers < 1:
-        for i in range(len(samples)):
-            yield i, preprocessing.pixels(samples.load(i))
+        yield from (_pixels_or_reason(samples, preprocessing, i) for i in range(len(samples)))
         return
-    with ProcessPoolExecutor(workers, initializer=_start_worker, initargs=(samples, preprocessing)) as pool:
-        yield from enumerate(pool.map(_decode_one, range(len(samples)), chunksize=16))
+    try:
+        with ProcessPoolExecutor(workers, initializer=_start_worker, initargs=(samples, preprocessing)) as pool:
+            yield from pool.map(_decode_one, range(len(samples)), chunksize=16)
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a process that decodes images was ended, by a lack of memory perhaps; try --workers 1"
+        ) from error
 
 
 _worker: tuple[Samples, Preprocessing]
@@ -158,6 +204,12 @@ def _start_worker(samples: Samples, preprocessing: Preprocessing) -> None:
     _worker = samples, preprocessing
 
 
-def _decode_one(i: int) -> npt.NDArray[np.uint8]:
-    samples, preprocessing = _worker
-    return preprocessing.pixels(samples.load(i))
+def _decode_one(i: int) -> npt.NDArray[np.uint8] | str:
+    return _pixels_or_reason(*_worker, i)
+
+
+def _pixels_or_reason(samples: Samples, preprocessing: Preprocessing, i: int) -> npt.NDArray[np.uint8] | str:
+    try:
+        return preprocessing.pixels(samples.load(i))
+    except Exception as error:  # of whatever kind: the others are still to be looked at
+        return why_unreadable(error)

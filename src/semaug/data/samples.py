@@ -1,16 +1,22 @@
 """What a data set is to the rest of the library: classes, and splits of images with labels."""
 
 import hashlib
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from PIL import Image, ImageOps
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from semaug.data import birds
-from semaug.errors import UserError
+from semaug.errors import UserError, on_one_line
+
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What an image may be in, whatever its name ends with. Pillow knows more, and runs Ghostscript for one (EPS)."""
+MAX_PIXELS = 178_956_970
+"""An image with more is refused before it is decoded: Pillow's own limit, kept where a program has lifted that."""
 
 
 class Samples(Protocol):
@@ -40,22 +46,84 @@ class DataSet:
     splits: dict[str, Samples]
 
 
-def load_image(path: Path) -> Image.Image:
-    """The image in a file, in RGB and turned upright; a :class:`UserError` if it cannot be read."""
+def load_image(path: Path | str) -> Image.Image:
+    """The image in a file, in RGB and turned upright; a :class:`UserError` if it cannot be read.
+
+    Of an animation it is the first frame; what is transparent becomes white.
+    """
     try:
-        with Image.open(path) as image:
+        with _opened(Path(path)) as image:
             image.load()
-            return _upright(image).convert("RGB")
-    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
-        raise UserError(f"cannot read the image {path}: {error}") from error
+            return _in_rgb(_upright(image))
+    except Exception as error:  # decoders meet garbage with many kinds of exception
+        raise UserError(f"cannot read the image {on_one_line(path)}: {why_unreadable(error)}") from error
+
+
+def why_unreadable(error: Exception) -> str:
+    """Why an image cannot be read, on one line: what :func:`load_image` or a decoder raised, without the path."""
+    cause = error.__cause__ if isinstance(error, UserError) and error.__cause__ else error
+    text = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
+    return on_one_line(" ".join(text.split())) or type(cause).__name__
+
+
+def _opened(path: Path) -> Image.Image:
+    """The file as an image of which nothing is decoded yet."""
+    if not path.is_file():  # a pipe would wait for a writer for ever
+        raise OSError("it is not a file" if path.exists() else "there is no such file")
+    if path.stat().st_size == 0:
+        raise OSError("the file is empty")
+    try:
+        image = Image.open(path, formats=_formats())
+    except UnidentifiedImageError as error:
+        raise OSError("it is not an image, or in a format that is not known") from error
+    except Image.DecompressionBombError as error:
+        raise OSError(f"it has more than {MAX_PIXELS} pixels") from error
+    if image.width * image.height > MAX_PIXELS or _tile_pixels(image) > MAX_PIXELS:
+        image.close()
+        raise OSError(f"it has more than {MAX_PIXELS} pixels")
+    return image
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Those of the formats that this Pillow knows."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _tile_pixels(image: Image.Image) -> int:
+    """The size of the tiles of a TIFF file, which are decoded whole, however small the image is."""
+    tags = getattr(image, "tag_v2", {})
+    return int(tags.get(322, 0)) * int(tags.get(323, 0))
 
 
 def _upright(image: Image.Image) -> Image.Image:
     """The image turned as its EXIF data say; as it is where these are damaged."""
     try:
         return ImageOps.exif_transpose(image)
-    except (OSError, SyntaxError, ValueError, struct.error):
+    except Exception:  # as many kinds as there are ways to damage them
         return image
+
+
+def _in_rgb(image: Image.Image) -> Image.Image:
+    """The image in 8 bits per colour, on white where it is transparent."""
+    if image.mode.startswith(("I", "F")):
+        return _from_deep_grey(image).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _from_deep_grey(image: Image.Image) -> Image.Image:
+    """Grey of 16 or 32 bits in 8 bits; Pillow itself would make white of nearly all of it."""
+    values = np.asarray(image)
+    if image.mode == "F":
+        values = np.nan_to_num(values, nan=0.0)
+        values = values * 255 if values.max(initial=0) <= 1 else values
+    elif image.mode.startswith("I;16") or values.max(initial=0) > 255:
+        values = values >> 8
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
 
 
 @dataclass(frozen=True)
@@ -79,8 +147,12 @@ class ImageFiles:
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
         for i, file in enumerate(self.files):
-            status = file.stat()
-            digest.update(f"{self.name(i)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            try:
+                status = file.stat()
+                seen = f"{status.st_size}\0{status.st_mtime_ns}"
+            except OSError:
+                seen = "absent"
+            digest.update(f"{self.name(i)}\0{seen}\n".encode())
         return digest.hexdigest()
 
 

@@ -3,14 +3,17 @@
 import csv
 import importlib
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from semaug.data.annotations import SPLIT_NAMES, Splits, listed_data_set, read_content, shown, some
 from semaug.data.samples import DataSet
 from semaug.errors import UserError
+from semaug.formulas import original
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+MAX_ROWS = 20_000_000
 TABLE_COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "class"), "split": ("split",)}
 
 
@@ -18,6 +21,7 @@ def read_table(path: Path) -> DataSet:
     """Images listed in a .csv, .tsv or .parquet file with columns path, label and, optionally, split.
 
     Paths are relative to the table's folder. Classes are in alphabetical order, or by value if all are whole numbers.
+    An apostrophe that keeps a spreadsheet from taking a name for a formula is no part of it (see `semaug.formulas`).
     """
     rows = list(_parquet_rows(path) if path.suffix.lower() == ".parquet" else _csv_rows(path))
     labels = {label for _, _, label, _ in rows}
@@ -27,12 +31,22 @@ def read_table(path: Path) -> DataSet:
     index = {label: i for i, label in enumerate(classes)}
     splits: Splits = {"train": []}
     for place, image, label, split in rows:
-        if not image or not label:
+        if not image.strip() or not label:
             raise UserError(f"{path} {place}: the image or its label is empty")
         if split.lower() not in SPLIT_NAMES:
             raise UserError(f"{path} {place}: the split {shown(split)} is not one of {', '.join(SPLIT_NAMES)}")
-        splits.setdefault(SPLIT_NAMES[split.lower()], []).append((path.parent / image, index[label]))
+        splits.setdefault(SPLIT_NAMES[split.lower()], []).append((_image(path.parent, image), index[label]))
     return listed_data_set(path.stem, path.parent, classes, splits)
+
+
+def _image(folder: Path, cell: str) -> Path:
+    """The file that a cell names: as it is written, else without spaces around it or an apostrophe before it."""
+    names = dict.fromkeys((cell.strip(), cell, original(cell), original(cell).strip()))
+    if len(names) > 1:
+        for name in names:
+            if name.strip() and os.path.isfile(folder / name):
+                return folder / name
+    return folder / cell.strip()
 
 
 Row = tuple[str, str, str, str]
@@ -57,8 +71,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             place = f"line {reader.line_num}"
             if len(row) != len(header):
                 raise UserError(f"{path} {place}: there are {len(row)} fields, the header has {len(header)}")
-            image, label, *split = (row[column].strip() for column in columns)
-            yield place, image, label, split[0] if split else "train"
+            yield _row(place, [row[column] for column in columns])
     except csv.Error as error:
         raise UserError(f"{path} line {reader.line_num}: {error}") from error
 
@@ -70,8 +83,11 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         raise UserError(f"reading {path} needs pyarrow; install it with: pip install pyarrow") from error
     try:
         header = [str(name) for name in parquet.read_schema(path).names]
+        rows = parquet.read_metadata(path).num_rows
     except Exception as error:  # the parser meets garbage with many kinds of exception
         raise UserError(f"{path} is not a Parquet file") from error
+    if rows > MAX_ROWS:  # which a few bytes can stand for
+        raise UserError(f"{path} has {rows} rows; a table of images may have {MAX_ROWS}")
     columns = _columns(path, header)
     try:
         values = parquet.read_table(path, columns=columns).to_pydict()
@@ -80,8 +96,12 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     for number, row in enumerate(zip(*(values[column] for column in columns), strict=True), start=1):
         if not all(isinstance(value, str | int) for value in row):
             raise UserError(f"{path} row {number}: image, label and split must be text or whole numbers")
-        image, label, *split = (str(value).strip() for value in row)
-        yield f"row {number}", image, label, split[0] if split else "train"
+        yield _row(f"row {number}", [str(value) for value in row])
+
+
+def _row(place: str, cells: list[str]) -> Row:
+    image, label, *split = cells
+    return place, image, original(label.strip()), split[0].strip() if split else "train"
 
 
 def _columns(path: Path, header: list[str]) -> list[str]:

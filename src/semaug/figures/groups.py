@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from semaug.errors import UserError
+from semaug.formulas import original
 from semaug.runs import read_json
 
 Counts = npt.NDArray[np.int64]
@@ -33,10 +34,11 @@ def table_groups(file: Path, classes: Sequence[str]) -> dict[str, list[int]]:
             missing = [column for column in ("class", "group") if column not in (reader.fieldnames or [])]
             if missing:
                 raise UserError(f"{file} has no column {' and no column '.join(missing)}; it needs class and group")
-            rows = [(row["class"] or "", row["group"] or "") for row in reader]
+            rows = [(row["class"] or "", original(row["group"] or "")) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"cannot read {file}: {error}") from error
     index = {name: i for i, name in enumerate(classes)}
+    rows = [(name if name in index else original(name), group) for name, group in rows]
     unknown = [name for name, _ in rows if name not in index]
     if unknown:
         raise UserError(f"{file} names {len(unknown)} classes that the run does not know, such as {unknown[0]!r}")

@@ -1,0 +1,244 @@
+"""Readers of images, and of the formats that test_readers.py leaves out, meet garbage with a sentence and no crash."""
+
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scipy.io import loadmat, savemat
+
+from data import layouts
+from data.layouts import put, put_image
+from semaug.data.images import Preprocessing
+from semaug.data.readers import read_data
+from semaug.data.samples import load_image
+from semaug.errors import UserError
+from semaug.figures.groups import table_groups
+from semaug.formulas import defused, original
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore::DeprecationWarning")
+quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+def mutated(contents: bytes, near: int | None = None) -> st.SearchStrategy[bytes]:
+    """The content cut off, or with pieces replaced, most of them near its beginning: there is what matters."""
+    last = len(contents)
+    places = st.one_of(st.integers(0, min(near or last, last)), st.integers(0, last))
+    pieces = st.one_of(st.binary(max_size=8), st.sampled_from([b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff", b"\x80"]))
+    cuts = st.lists(st.tuples(places, st.integers(0, 8), pieces), min_size=1, max_size=4)
+
+    def spliced(cuts: list[tuple[int, int, bytes]]) -> bytes:
+        content = contents
+        for place, length, piece in cuts:
+            content = content[:place] + piece + content[place + length :]
+        return content
+
+    return st.one_of(cuts.map(spliced), cuts.map(spliced), places.map(lambda place: contents[:place]))
+
+
+# ----------------------------------------------------------------------------------------------------------- images
+
+
+def encoded(mode: str, kind: str, **options: Any) -> bytes:
+    noise = np.random.default_rng(0).integers(0, 256, (24, 31, 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    image = Image.fromarray(noise[..., 0].astype(np.uint16) * 250) if mode == "I;16" else image.convert(mode)
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+EXIF = Image.Exif()
+EXIF[0x0112] = 6
+FRAMES = {"save_all": True, "append_images": [Image.new("RGB", (31, 24), "red")]}
+IMAGES = {
+    "jpeg": encoded("RGB", "JPEG", exif=EXIF),
+    "progressive": encoded("RGB", "JPEG", progressive=True),
+    "cmyk": encoded("CMYK", "JPEG"),
+    "png": encoded("RGB", "PNG"),
+    "png-16": encoded("I;16", "PNG"),
+    "png-palette": encoded("P", "PNG", transparency=bytes(range(256))),
+    "gif": encoded("RGB", "GIF", **FRAMES),
+    "webp": encoded("RGBA", "WEBP", exif=EXIF),
+    "tiff": encoded("RGB", "TIFF"),
+    "tiff-lzw": encoded("RGBA", "TIFF", compression="tiff_lzw"),
+    "tiff-deflate": encoded("I;16", "TIFF", compression="tiff_adobe_deflate"),
+    "bmp": encoded("RGB", "BMP"),
+    "ppm": encoded("RGB", "PPM"),
+}
+
+
+def outcome(reader: Callable[[Any], Any], argument: object) -> tuple[Any, str]:
+    """What a reader gives, or else the sentence with which it refuses; any other exception fails the test."""
+    try:
+        return reader(argument), ""
+    except UserError as error:
+        return None, str(error)
+
+
+def is_read_or_refused(path: Path) -> None:
+    image, sentence = outcome(load_image, path)
+    if image is None:
+        assert sentence.startswith("cannot read the image")
+        assert "\n" not in sentence
+    else:
+        assert Preprocessing(8, 8).pixels(image).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+@settings(quick, max_examples=60)
+@given(data=st.data())
+def test_damaged_images_are_read_or_refused(tmp_path: Path, kind: str, data: st.DataObject) -> None:
+    is_read_or_refused(put(tmp_path / "a.jpg", data.draw(mutated(IMAGES[kind], near=120))))
+
+
+@settings(quick, max_examples=150)
+@given(start=st.sampled_from([b"", *(content[:8] for content in IMAGES.values())]), rest=st.binary(max_size=300))
+def test_bytes_are_read_or_refused(tmp_path: Path, start: bytes, rest: bytes) -> None:
+    is_read_or_refused(put(tmp_path / "a.png", start + rest))
+
+
+# ----------------------------------------------------------------------------------------------------- annotations
+
+
+def is_data_or_refused(path: Path) -> None:
+    data, sentence = outcome(read_data, str(path))
+    assert "\n" not in sentence
+    if data is not None:
+        assert all(0 <= label < len(data.classes) for samples in data.splits.values() for label in samples.labels)
+
+
+def compressed_cars(folder: Path) -> Path:
+    """As MATLAB 7 writes: every variable is compressed."""
+    layouts.cars_single(folder)
+    content = loadmat(folder / "cars_annos.mat")
+    content = {key: value for key, value in content.items() if not key.startswith("__")}
+    savemat(folder / "cars_annos.mat", content, do_compression=True)
+    return folder
+
+
+MATLAB_FILES = [
+    (layouts.cars_devkit, "devkit/cars_meta.mat"),
+    (layouts.cars_devkit, "devkit/cars_train_annos.mat"),
+    (layouts.cars_devkit, "cars_test_annos_withlabels.mat"),
+    (compressed_cars, "cars_annos.mat"),
+]
+
+
+@pytest.mark.parametrize(("build", "name"), MATLAB_FILES)
+@settings(quick, max_examples=80)
+@given(data=st.data())
+def test_damaged_matlab_files(tmp_path: Path, build: Callable[[Path], Path], name: str, data: st.DataObject) -> None:
+    folder, kept = tmp_path / "set", tmp_path / "kept"
+    if not folder.exists():
+        build(folder)
+        assert read_data(str(folder)).name == "cars"
+        shutil.copy(folder / name, kept)
+    put(folder / name, data.draw(mutated(kept.read_bytes(), near=600)))
+    is_data_or_refused(folder)
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    folder = tmp_path_factory.mktemp("parquet")
+    put_image(folder / "1.jpg", 1)
+    columns = {"image": ["1.jpg"] * 6, "label": ["crow", "jay", "rook"] * 2, "split": ["train"] * 3 + ["test"] * 3}
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "t.parquet")
+    assert len(read_data(str(folder / "t.parquet")).classes) == 3
+    return folder
+
+
+@settings(quick, max_examples=150)
+@given(data=st.data())
+def test_damaged_parquet_files(parquet: Path, data: st.DataObject) -> None:
+    content = (parquet / "t.parquet").read_bytes()
+    is_data_or_refused(put(parquet / "damaged.parquet", data.draw(mutated(content))))
+
+
+@settings(quick, max_examples=60)
+@given(
+    image=st.lists(st.one_of(st.none(), st.text(max_size=5), st.just("1.jpg")), min_size=3, max_size=3),
+    label=st.one_of(
+        st.lists(st.one_of(st.none(), st.text(max_size=4)), min_size=3, max_size=3),
+        st.lists(st.integers(-(2**40), 2**40), min_size=3, max_size=3),
+        st.lists(st.floats(), min_size=3, max_size=3),
+        st.lists(st.binary(max_size=3), min_size=3, max_size=3),
+    ),
+)
+def test_parquet_files_with_other_content(parquet: Path, image: list[Any], label: list[Any]) -> None:
+    import pyarrow.parquet
+
+    table = pyarrow.table({"path": pyarrow.array(image, pyarrow.string()), "label": label})
+    pyarrow.parquet.write_table(table, parquet / "other.parquet")
+    is_data_or_refused(parquet / "other.parquet")
+
+
+def test_a_parquet_file_that_unpacks_to_too_many_rows(parquet: Path) -> None:
+    import pyarrow.parquet
+
+    rows = 30_000_000
+    constant = pyarrow.DictionaryArray.from_arrays(np.zeros(rows, dtype=np.int32), ["1.jpg"])
+    pyarrow.parquet.write_table(pyarrow.table({"path": constant, "label": constant}), parquet / "bomb.parquet")
+    assert (parquet / "bomb.parquet").stat().st_size < 1_000_000
+    with pytest.raises(UserError, match="has 30000000 rows"):
+        read_data(str(parquet / "bomb.parquet"))
+
+
+NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
+    lambda name: name not in (".", "..") and len(name.encode()) < 200
+)
+ODD_NAMES = st.one_of(
+    NAMES, st.sampled_from(["n01440764", "train", "val", "test", "TRAIN", "devkit", "data", "images"])
+)
+
+
+@settings(quick, max_examples=120)
+@given(tree=st.lists(st.tuples(ODD_NAMES, ODD_NAMES, NAMES), max_size=5))
+def test_folders_of_any_names(tree: list[tuple[str, str, str]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for split, class_name, name in tree:
+            try:
+                put(Path(folder) / split / class_name / f"{name}.jpg", layouts.picture(1))
+            except OSError:  # a file where a folder is asked for
+                continue
+        is_data_or_refused(Path(folder))
+
+
+def test_imagenet_with_an_odd_file_in_every_place(tmp_path: Path) -> None:
+    for place in ("", "train", "val", "train/n01440764", "val/n01440764"):
+        folder = layouts.imagenet(tmp_path / f"at-{place.replace('/', '-')}")
+        put(folder / place / "odd\nname.JPEG", b"")
+        os.symlink(folder, folder / place / "loop")
+        is_data_or_refused(folder)
+
+
+@settings(quick, max_examples=150)
+@given(
+    content=st.one_of(st.binary(max_size=80), st.text(max_size=60).map(lambda text: f"class,group\n{text}".encode()))
+)
+def test_tables_of_groups(tmp_path: Path, content: bytes) -> None:
+    file = put(tmp_path / "groups.csv", content)
+    groups, sentence = outcome(lambda path: table_groups(path, ["a", "=b"]), file)
+    assert (groups is None) == bool(sentence)
+
+
+# ----------------------------------------------------------------------------------------- names and spreadsheets
+
+
+@given(st.one_of(st.text(max_size=8), st.text("'=+-@\t\r\n ab", max_size=8)))
+def test_a_name_in_a_table_starts_no_formula_and_is_read_back(name: str) -> None:
+    cell = defused(name)
+    assert not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
+    assert original(cell) == name
+    assert cell in (name, f"'{name}")
