@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test chromium lint bench theorem clean
+.PHONY: demo test soak chromium lint bench theorem clean
 
 demo: $(READY)
 	$(BIN)/semaug demo
 
 test: $(READY) chromium
 	$(BIN)/python -m pytest -n auto --cov=semaug --cov-report=term:skip-covered
+
+# Kills training 50 times, resumes it each time, and compares what comes out bit for bit.
+soak: $(READY)
+	$(BIN)/python tests/soak.py 50
 
 # Some tests look at the report in a real browser; without one they are skipped.
 chromium:

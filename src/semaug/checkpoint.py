@@ -1,8 +1,14 @@
-"""Checkpoints: written atomically with a checksum, read without running any code from the file."""
+"""Checkpoints: written atomically with a checksum, read without running any code from the file.
+
+A file is a line with the version, a line with the SHA-256 of that line and the rest, and the rest: what `torch.save`
+wrote. In version 1 the sum was that of the rest alone.
+"""
 
 import hashlib
 import io
+import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +17,45 @@ import torch
 from semaug.errors import UserError
 from semaug.runs import write_atomically
 
-MAGIC = b"semaug checkpoint 1\n"
+State = dict[str, Any]
+VERSION = 2
+HEAD = re.compile(rb"semaug checkpoint (\d{1,9})\n([0-9a-f]{64})\n")
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
+def _from_1(state: State) -> State:
+    """Version 1 was saved at the ends of epochs only, and did not say whether a warning had been given."""
+    return {"within": None, "warned": False, **state} if "epoch" in state else state
+
+
+MIGRATIONS: dict[int, Callable[[State], State]] = {1: _from_1}
+"""How the content of a version becomes that of the next."""
+
+
+def save(path: Path, state: State) -> None:
     """Write `state` (tensors and plain values) to `path`; what was there before stays beside it as ``.previous``."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    payload = buffer.getvalue()
-    digest = hashlib.sha256(payload).hexdigest().encode()
-    if path.exists():
-        path.replace(previous(path))
-    write_atomically(path, MAGIC + digest + b"\n" + payload)
+    payload = buffer.getbuffer()
+    title = b"semaug checkpoint %d\n" % VERSION
+    write_atomically(path, title, _sum(title, payload) + b"\n", payload, keep=previous(path))
 
 
 def previous(path: Path) -> Path:
     return path.with_name(path.name + ".previous")
 
 
-def load(path: Path) -> dict[str, Any] | None:
-    """The newest whole checkpoint of `path` and ``.previous``, or None if there is none; damaged ones are skipped."""
+def load(path: Path) -> State | None:
+    """The newest whole checkpoint of `path` and ``.previous``, or None if there is none.
+
+    A damaged one is set aside as ``.damaged``, lest the next :func:`save` put it in the place of the whole one.
+    """
     for file in (path, previous(path)):
         if not file.exists():
             continue
         state = _read(file)
         if state is not None:
+            if file != path and path.exists():
+                path.replace(path.with_name(path.name + ".damaged"))
             return state
         warnings.warn(f"semaug: the checkpoint {file} is damaged; trying the one before it", stacklevel=2)
     if path.exists() or previous(path).exists():
@@ -43,14 +63,43 @@ def load(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _read(file: Path) -> dict[str, Any] | None:
-    content = file.read_bytes()
-    head, digest_end = len(MAGIC), len(MAGIC) + 65
-    payload = content[digest_end:]
-    if content[:head] != MAGIC or content[head : digest_end - 1] != hashlib.sha256(payload).hexdigest().encode():
+def _read(file: Path) -> State | None:
+    checked = _checked(file)
+    if checked is None:
         return None
+    version, payload = checked
+    if version > VERSION:
+        raise UserError(
+            f"{file} was written by a newer semaug (version {version} of checkpoints; this reads {VERSION})"
+        )
     try:
         state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception:  # zip and pickle have many kinds; a refused one (code in the file) is as good as damaged
         return None
-    return state if isinstance(state, dict) else None
+    return _migrated(state, version) if isinstance(state, dict) else None
+
+
+def _migrated(state: State, version: int) -> State:
+    for older in range(version, VERSION):
+        state = MIGRATIONS[older](state)
+    return state
+
+
+def _checked(file: Path) -> tuple[int, memoryview] | None:
+    """Version and payload of a file, if its checksum is right."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror or error}") from error
+    head = HEAD.match(content)
+    if head is None or int(head[1]) < 1:
+        return None
+    version, payload = int(head[1]), memoryview(content)[head.end() :]
+    title = b"" if version == 1 else content[: head.start(2)]
+    return (version, payload) if head[2] == _sum(title, payload) else None
+
+
+def _sum(title: bytes, payload: memoryview) -> bytes:
+    digest = hashlib.sha256(title)
+    digest.update(payload)
+    return digest.hexdigest().encode()

@@ -1,6 +1,7 @@
 """The command line: `semaug COMMAND --help` explains each command."""
 
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,9 @@ from rich.console import Console
 
 from semaug.bench import BenchConfig
 from semaug.config import TrainConfig
-from semaug.errors import UserError
+from semaug.errors import UserError, on_one_line
+from semaug.experiments.grid import CompareConfig
+from semaug.interrupt import Stop
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,12 @@ class Evaluate:
     """cuda if there is one, else cpu."""
     batch_size: int = 64
     """Images per batch."""
+    on_bad_image: Literal["stop", "skip"] | None = None
+    """stop: an image that cannot be read is an error; skip: measure without such images, and say how many there are. As
+    the model was trained if not given."""
 
     def run(self) -> None:
+        from semaug.data.readable import readable_splits
         from semaug.data.readers import read_data, training_splits
         from semaug.evaluate import evaluate
         from semaug.progress import Progress
@@ -68,6 +75,11 @@ class Evaluate:
         split: str = self.split or ("test" if "test" in splits else rest)
         if split not in splits:
             raise UserError(f"{data.name} has no split {split!r}; it has {', '.join(splits)}")
+        if (self.on_bad_image or classifier.config.get("on_bad_image")) == "skip":
+            found = readable_splits({split: splits[split]}, data.classes, classifier.preprocessing, "skip")
+            splits = found[0]
+            if found[1] is not None:
+                _tell(found[1])
         samples = splits[split]
         with Progress().task(f"evaluating on {split}", len(samples)) as advance:
             result = evaluate(classifier, samples, self.batch_size, advance, data_classes=data.classes)
@@ -89,7 +101,8 @@ class Predict:
     output: Path | None = None
     """Write here instead of to standard output."""
     format: Literal["csv", "jsonl"] = "csv"
-    """A table for spreadsheets, or one JSON object per line."""
+    """A table for spreadsheets, in which names that one would run as a formula begin with an apostrophe; or one JSON
+    object per line, in which names are as they are."""
     top_k: int = 5
     """How many classes to name for each image."""
     device: str | None = None
@@ -171,6 +184,8 @@ class Check:
             print(f"  {name}: {split.images} images of {split.classes} classes{spread}{sizes}")
         for problem in report.problems:
             print(f"  ! {problem}")
+        for item in report.unreadable:
+            print(f"    {on_one_line(item.image.name)}: {item.reason}")
         if not report.problems:
             print("  nothing to complain about")
         if self.json is not None:
@@ -262,6 +277,25 @@ class Bench(BenchConfig):
         console.print(timed.costs())
         console.print(f"{self.output}: bench.json, bench.svg", markup=False, soft_wrap=True)
         console.print(next(results).comparison())
+
+
+@dataclass(frozen=True)
+class Compare(CompareConfig):
+    """Find out which method is best on your images: train by each, over several seeds, and compare them in pairs.
+
+    Runs are made with the same settings but for method, network, strength and seed. Finished ones are not made again,
+    one that was broken off goes on, and one that fails does not end the others. The table has mean and spread over the
+    seeds, and differences to the first method with their standard errors; comparison.json holds every run.
+    """
+
+    def run(self) -> None:
+        from semaug.experiments.compare import compare
+
+        failed = compare(self)
+        if failed:
+            raise UserError(
+                f"{len(failed)} of the runs failed, as said above; their logs are in {self.output / 'logs'}"
+            )
 
 
 @dataclass(frozen=True)
@@ -377,6 +411,7 @@ Command = (
     | Annotated[Figures, tyro.conf.subcommand("figures")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
 )
 
@@ -393,7 +428,8 @@ def main(arguments: list[str] | None = None) -> int:
             args=arguments,
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
         )
-        command.run()
+        with Stop():
+            command.run()
         sys.stdout.flush()
     except UserError as error:
         _tell(f"semaug: {error}")
@@ -401,10 +437,11 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output has closed it; the interpreter must not flush into it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        goes_on = isinstance(command, Train | Demo | Reproduce)
-        _tell(f"semaug: interrupted{'; the same command goes on where it stopped' if goes_on else ''}")
-        return 130
+    except KeyboardInterrupt as interruption:
+        goes_on = isinstance(command, Train | Demo | Compare | Reproduce)
+        what = str(interruption) or "interrupted"
+        _tell(f"semaug: {what}{'; the same command goes on from there' if goes_on else ''}")
+        return 128 + getattr(interruption, "number", signal.SIGINT)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
@@ -137,6 +138,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:  # torch would say here how to run the code all the same
+        raise UserError(f"{path} cannot be read as tensors alone; code in it is never run") from error
     except Exception as error:  # safetensors, zip and pickle each have their own kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"cannot read weights from {path}: {reason}") from error

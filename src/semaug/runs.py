@@ -2,14 +2,17 @@
 
 config.json          all settings, the version, and the preprocessing
 classes.json         class names in the order of the outputs
+bad_images.json      images that could not be read, where there are such
 metrics.jsonl        one line per epoch; metrics.csv holds the same as a table
 checkpoints/last     to go on from; checkpoints/best: the best so far on the validation split
 model.safetensors    the trained weights: the best epoch's
 report.html          curves and pictures
 """
 
+import errno
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,20 +30,56 @@ from semaug.models import build_model, read_weights
 FORMAT = 1  # of the run directory; raised when an older reader would misread it
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file such that readers, and a machine that fails, see the old content or the new, never a part."""
+def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None = None) -> None:
+    """Write a file such that readers, and a machine that fails, see the old content or the new, never a part.
+
+    What was there before is moved to `keep` if that is given, once the new content is safe.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(unfinished, "wb") as file:
-            file.write(content)
+            file.writelines(content)
             file.flush()
             os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            path.replace(keep)
         unfinished.replace(path)
+        _sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder as safe as the content of its files, where the system can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What writers that were killed have left in a folder."""
+    found = [(file, re.fullmatch(r"\..+\.(\d+)\.part", file.name)) for file in folder.glob(".*.part")]
+    return [file for file, name in found if name is not None and not _runs(int(name[1]))]
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return process != os.getpid()
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -22,14 +23,22 @@ import semaug
 from semaug import checkpoint, methods
 from semaug.config import TrainConfig, given
 from semaug.data.images import Preprocessing, decoded
+from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import DataSet, Samples
 from semaug.errors import UserError
 from semaug.evaluate import evaluate
+from semaug.interrupt import Interrupted, Stop
+from semaug.metagrad import global_norm
 from semaug.models import build_model, load_weights
 from semaug.progress import Progress
 from semaug.report.pictures import sample_pictures
-from semaug.runs import FORMAT, Classifier, read_json, write_atomically, write_json
+from semaug.runs import FORMAT, Classifier, leftovers, read_json, write_atomically, write_json
+from semaug.sources import CovNet
+
+LOOK_EVERY = 50  # steps between two looks at their numbers
+OVERFLOWS_ALLOWED = 20  # steps in a row without a finite loss in fp16, where the scaler leaves them out
+GRADIENT = "gradient_norm"  # looked at, but no metric
 
 
 def train(config: TrainConfig) -> Path:
@@ -47,8 +56,15 @@ class _Run:
         self.device = torch.device(given(config.device))
         self.preprocessing = Preprocessing(given(config.resize), given(config.crop), config.shape)
         self.progress = Progress()
+        self.stop = Stop()
+        self.overflows = 0  # in fp16, one after the other
+        self.start: dict[str, Any] | None = None  # the state in the beginning, until there is a checkpoint
 
     def train(self) -> Path:
+        with self.stop:
+            return self._train()
+
+    def _train(self) -> Path:
         config, folder = self.config, self.folder
         self._claim()
         if (folder / "model.safetensors").is_file() and (folder / "evaluation.json").is_file():
@@ -57,6 +73,7 @@ class _Run:
         with self.progress.task(f"fetching {config.data}", 0) as advance:
             data = read_data(config.data, config.data_root, download=config.download, progress=advance)
         splits = training_splits(data, config.select, config.val_per_class, config.val_fraction, config.seed)
+        splits = self._readable(splits, data)
         self._describe(data, splits)
         torch.manual_seed(config.seed)
         self.model = self._model(len(data.classes))
@@ -78,32 +95,29 @@ class _Run:
             )
         except ValueError as error:  # a network that cannot be split, or settings out of range
             raise UserError(str(error)) from error
+        self.learner.check_values = False  # for which the device would wait; `_train_epoch` looks at the numbers
         self.average = _average(self.model, config.ema)
         self.transforms = methods.image_transforms(config.method, len(data.classes))
-        pixels = self._decode(splits["train"], "train")
-        labels = torch.tensor(splits["train"].labels, device=self.device)
+        self.pixels = self._decode(splits["train"], "train")
+        self.labels = torch.tensor(splits["train"].labels, device=self.device)
         held_out = self._decode(splits["val"], "val"), torch.tensor(splits["val"].labels)
 
         state = self._resume()
-        for epoch in range(state["epoch"], self.epochs):
-            started = time.perf_counter()
-            row = {"epoch": epoch + 1, **self._train_epoch(epoch, pixels, labels)}
-            row |= self._validate(*held_out)
-            row["seconds"] = round(time.perf_counter() - started, 3)
-            row["images_per_second"] = round(len(labels) / row["seconds"], 1)
-            state["metrics"].append(row)
-            state["epoch"] = epoch + 1
-            if row["val_top1"] > state["best"]:
-                state["best"], state["best_epoch"] = row["val_top1"], epoch + 1
-                kept = {"model": self._evaluated().state_dict(), "source": self.learner.source.state_dict()}
-                checkpoint.save(folder / "checkpoints" / "best", kept)
-            self._save(state)
-            self.progress.epoch(row, self.epochs)
-            if config.patience is not None and epoch + 1 - state["best_epoch"] >= config.patience:
-                self.progress.say(f"no better validation accuracy for {config.patience} epochs: stopping")
-                break
+        if not (folder / "checkpoints" / "last").exists():
+            self.start = _copied(self._content(state))
+        with self.stop.deferred():
+            while not self._ended(state):
+                self._epoch(state, held_out)
+        _write_metrics(folder, state["metrics"])
         self._finish(data, splits, state)
         return folder
+
+    def _ended(self, state: dict[str, Any]) -> bool:
+        patience = self.config.patience
+        if patience is not None and state["epoch"] - state["best_epoch"] >= patience and state["epoch"] > 0:
+            self.progress.say(f"no better validation accuracy for {patience} epochs: stopping")
+            return True
+        return bool(state["epoch"] == self.epochs)
 
     # -- setting up ---------------------------------------------------------------------------------------------------
 
@@ -111,7 +125,9 @@ class _Run:
         """Make the run directory ours, or find that it already is; a run with other settings is left alone."""
         settings = _settings(self.config)
         file = self.folder / "config.json"
-        if not file.exists() and self.folder.exists() and any(self.folder.iterdir()):
+        for leftover in (*leftovers(self.folder), *leftovers(self.folder / "checkpoints")):
+            leftover.unlink(missing_ok=True)
+        if not file.exists() and any(found.suffix != ".part" for found in self.folder.glob("*")):
             raise UserError(f"{self.folder} is not empty and holds no run; choose another --output")
         if not (self.folder / "checkpoints").exists():  # new, or ended by a mistake before its first epoch did
             started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -127,6 +143,18 @@ class _Run:
             raise UserError(f"{self.folder} holds a run with other settings ({was}); choose another --output")
         if not self.config.resume:
             raise UserError(f"{self.folder} holds a run already; choose another --output, or leave out --no-resume")
+
+    def _readable(self, splits: dict[str, Samples], data: DataSet) -> dict[str, Samples]:
+        config, cache = self.config, self.config.cache.expanduser() if self.config.cache is not None else None
+        listing = self.folder / "bad_images.json"
+        with self.progress.task("reading images", 0) as advance:
+            found, told = readable_splits(
+                splits, data.classes, self.preprocessing, config.on_bad_image,
+                cache=cache, workers=config.workers, progress=advance, listing=listing,
+            )  # fmt: skip
+        if told is not None:
+            self.progress.say(told)
+        return found
 
     def _describe(self, data: DataSet, splits: dict[str, Samples]) -> None:
         write_json(self.folder / "classes.json", list(data.classes))
@@ -155,57 +183,135 @@ class _Run:
         return pixels.to(self.device)
 
     def _resume(self) -> dict[str, Any]:
-        state = checkpoint.load(self.folder / "checkpoints" / "last")
-        if state is None:
-            return {"epoch": 0, "metrics": [], "best": -1.0, "best_epoch": 0}
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.learner.load_state_dict(state["learner"])
+        content = checkpoint.load(self.folder / "checkpoints" / "last")
+        if content is None:
+            return {"epoch": 0, "within": None, "metrics": [], "best": -1.0, "best_epoch": 0, "warned": False}
+        try:
+            state = self._take_up(content)
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise UserError(f"the checkpoint in {self.folder} does not fit this run ({reason})") from error
+        within = f", step {state['within']['step']} of epoch {state['epoch'] + 1}" if state["within"] else ""
+        self.progress.say(f"going on after epoch {state['epoch']} of {self.epochs}{within}")
+        return state
+
+    def _take_up(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Put network, optimisers and random numbers in the state that :meth:`_content` gave; returns the rest."""
+        self.model.load_state_dict(content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.learner.load_state_dict(
+            {**content["learner"], "last_real": _copied(content["learner"]["last_real"], self.device)}
+        )
         if self.scaler is not None:
-            self.scaler.load_state_dict(state["scaler"])
+            self.scaler.load_state_dict(content["scaler"])
         if self.average is not None:
-            self.average.load_state_dict(state["average"])
-        torch.set_rng_state(state["random"])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_random"], self.device)
-        self.progress.say(f"going on after epoch {state['epoch']} of {self.epochs}")
-        return {key: state[key] for key in ("epoch", "metrics", "best", "best_epoch")}
+            self.average.load_state_dict(content["average"])
+        torch.set_rng_state(content["random"])
+        if self.device.type == "cuda" and content["cuda_random"] is not None:
+            torch.cuda.set_rng_state(content["cuda_random"], self.device)
+        return {key: content[key] for key in ("epoch", "within", "metrics", "best", "best_epoch", "warned")}
 
     # -- one epoch ----------------------------------------------------------------------------------------------------
 
-    def _train_epoch(self, epoch: int, pixels: Tensor, labels: Tensor) -> dict[str, float]:
+    def _epoch(self, state: dict[str, Any], held_out: tuple[Tensor, Tensor]) -> None:
+        """Train and validate for what is left of an epoch, and save; `state` becomes that after it."""
+        self._train_epoch(state)
+        started, within, epoch = time.perf_counter(), state["within"], state["epoch"] + 1
+        row = {"epoch": epoch, "lr": within["lr"], "strength": self.learner.strength, **_means(within)}
+        row |= self._validate(state, *held_out)
+        row["seconds"] = round(within["seconds"] + time.perf_counter() - started, 3)
+        row["images_per_second"] = round(len(self.labels) / max(row["seconds"], 1e-3), 1)
+        state["metrics"].append(row)
+        state["epoch"], state["within"] = epoch, None
+        if row["val_top1"] > state["best"]:
+            state["best"], state["best_epoch"] = row["val_top1"], epoch
+            kept = {"model": self._evaluated().state_dict(), "source": self.learner.source.state_dict()}
+            checkpoint.save(self.folder / "checkpoints" / "best", {**kept, "epoch": epoch})
+        odd = None if state["warned"] else _odd_variance(self.learner.source, row["variance_mean"])
+        state["warned"] = state["warned"] or odd is not None
+        self._save(state)
+        self.progress.epoch(row, self.epochs)
+        if odd is not None:
+            self.progress.say(f"warning: after epoch {epoch} {odd}")
+
+    def _train_epoch(self, state: dict[str, Any]) -> None:
+        """The steps that are left of an epoch, with a look at their numbers every `LOOK_EVERY`: the device waits then.
+
+        Where a number is not finite, the steps since the last checkpoint are made again up to the one that went wrong,
+        and what was before it is saved.
+        """
+        total = math.ceil(len(self.labels) / (2 * self.batch_size))
+        within = state["within"] = state["within"] or _beginning()
+        with self.progress.task(f"epoch {state['epoch'] + 1}/{self.epochs}", total) as advance:
+            while within["step"] < total:
+                numbers = self._steps(state, min(total, within["step"] + LOOK_EVERY))
+                bad = self._first_bad(numbers, total)
+                if bad is not None:
+                    self._broke_down(within["step"] - len(numbers) + bad, numbers[bad], total)
+                _add_up(within, numbers)
+                advance(within["step"], total)
+                self._stop_if_asked(state, total)
+
+    def _steps(self, state: dict[str, Any], end: int) -> list[dict[str, float]]:
+        """The steps of an epoch from where `state` is to `end`, or until asked to stop; returns their numbers."""
+        epoch, within, started = state["epoch"], state["within"], time.perf_counter()
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + epoch)
-        batches = list(_batches(len(labels), 2 * self.batch_size, generator))
+        batches = list(_batches(len(self.labels), 2 * self.batch_size, generator))
+        if "generator" in within:
+            generator.set_state(within["generator"])
         self.learner.set_progress(epoch / self.epochs)
         self.model.train()
-        sums: dict[str, Tensor] = {}
-        counts: dict[str, int] = {}
-        with self.progress.task(f"epoch {epoch + 1}/{self.epochs}", len(labels)) as advance:
-            seen = 0
-            for i, indices in enumerate(batches):
-                lr = self._set_learning_rates(epoch + i / len(batches))
-                images, targets = self._inputs(pixels, labels, indices, generator)
-                try:
-                    metrics = self.learner.step(images, targets)
-                except ValueError as error:  # NaN or infinite features
-                    raise UserError(
-                        f"training broke down in epoch {epoch + 1}, step {i + 1} of {len(batches)} ({error}); what was "
-                        "saved after the last epoch is kept; try a smaller --lr, --clip-norm 5 or a smaller --strength"
-                    ) from error
-                if self.average is not None:
-                    self.average.update_parameters(self.model)
-                for name, value in metrics.items():
-                    sums[name] = sums.get(name, torch.zeros_like(value)) + value
-                    counts[name] = counts.get(name, 0) + 1
-                seen += len(indices)
-                advance(seen, len(labels))
-        means = {name: float(total) / counts[name] for name, total in sums.items()}
-        means["train_accuracy"] = means.pop("accuracy")
-        return {
-            "lr": lr,
-            "strength": self.learner.strength,
-            **{name: float(f"{value:.6g}") for name, value in means.items()},
-        }
+        found = []
+        for i in range(within["step"], end):
+            within["lr"] = self._set_learning_rates(epoch + i / len(batches))
+            found.append(self._step(*self._inputs(self.pixels, self.labels, batches[i], generator)))
+            if self.stop.asked is not None:
+                break
+        numbers = _fetched(found)
+        within["step"] += len(found)
+        within["generator"] = generator.get_state()
+        within["seconds"] += time.perf_counter() - started
+        return numbers
+
+    def _step(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        found = self.learner.step(images, targets)
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        if self.scaler is None:
+            found[GRADIENT] = global_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        return found
+
+    def _first_bad(self, numbers: list[dict[str, float]], total: int) -> int | None:
+        """The first step that broke down. In fp16 the scaler leaves steps out; only many in a row mean that."""
+        allowed = 0 if self.scaler is None else min(OVERFLOWS_ALLOWED, total - 1)
+        for i, row in enumerate(numbers):
+            finite = all(map(math.isfinite, row.values() if self.scaler is None else [row["train_loss"]]))
+            self.overflows = 0 if finite else self.overflows + 1
+            if self.overflows > allowed:
+                return i
+        return None
+
+    def _broke_down(self, step: int, numbers: dict[str, float], total: int) -> None:
+        content = self.start or checkpoint.load(self.folder / "checkpoints" / "last")
+        assert content is not None
+        state = self._take_up(content)
+        state["within"] = state["within"] or _beginning()
+        _add_up(state["within"], self._steps(state, step))
+        self._save(state)
+        name = next(name for name, value in numbers.items() if not math.isfinite(value))
+        raise UserError(
+            f"training broke down in epoch {state['epoch'] + 1}, step {step + 1} of {total} "
+            f"({name.replace('_', ' ')} {numbers[name]}); the state before that step is saved in {self.folder}; "
+            "with another --output, try a smaller --lr, --clip-norm 5 or a smaller --strength"
+        )
+
+    def _stop_if_asked(self, state: dict[str, Any], total: int) -> None:
+        if self.stop.asked is None:
+            return
+        self._save(state)
+        name, where = signal.Signals(self.stop.asked).name, f"step {state['within']['step']} of {total}"
+        message = f"stopped by {name} in epoch {state['epoch'] + 1} after {where}, which is saved"
+        raise Interrupted(self.stop.asked, message)
 
     def _inputs(
         self, pixels: Tensor, labels: Tensor, indices: Tensor, generator: torch.Generator
@@ -236,10 +342,11 @@ class _Run:
         return self.average.module if self.average is not None else self.model
 
     @torch.inference_mode()
-    def _validate(self, pixels: Tensor, labels: Tensor) -> dict[str, float]:
+    def _validate(self, state: dict[str, Any], pixels: Tensor, labels: Tensor) -> dict[str, float]:
         model = self._evaluated().eval()
         parts = []
         for chunk in pixels.split(2 * self.batch_size):
+            self._stop_if_asked(state, state["within"]["step"])
             inputs = self.preprocessing.evaluation_input(chunk.to(self.device))
             with self.learner._autocast():
                 parts.append(model(inputs).float().cpu())
@@ -250,8 +357,9 @@ class _Run:
 
     # -- files --------------------------------------------------------------------------------------------------------
 
-    def _save(self, state: dict[str, Any]) -> None:
-        content = {
+    def _content(self, state: dict[str, Any]) -> dict[str, Any]:
+        """All that is needed to go on exactly."""
+        return {
             **state,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -261,12 +369,16 @@ class _Run:
             "random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
-        checkpoint.save(self.folder / "checkpoints" / "last", content)
+
+    def _save(self, state: dict[str, Any]) -> None:
+        checkpoint.save(self.folder / "checkpoints" / "last", self._content(state))
+        self.start = None
         _write_metrics(self.folder, state["metrics"])
 
     def _finish(self, data: DataSet, splits: dict[str, Samples], state: dict[str, Any]) -> None:
         best = checkpoint.load(self.folder / "checkpoints" / "best")
         assert best is not None
+        epoch = best.get("epoch", state["best_epoch"])  # another one where the best was damaged
         model = self._evaluated()
         model.load_state_dict(best["model"])
         if self.config.method.removeprefix("p2p+") in methods.AUGMENTING:
@@ -278,11 +390,63 @@ class _Run:
         with self.progress.task(f"evaluating on {split}", len(splits[split])) as advance:
             result = evaluate(classifier, splits[split], progress=advance)
         write_json(self.folder / "samples.json", sample_pictures(classifier, splits[split], self.config.seed))
-        header = {"split": split, "best_epoch": state["best_epoch"]}
+        header = {"split": split, "best_epoch": epoch}
         write_json(self.folder / "evaluation.json", {**header, **result.to_json()})
-        self.progress.say(
-            f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {state['best_epoch']} by validation)"
-        )
+        self.progress.say(f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch} by validation)")
+
+
+def _beginning() -> dict[str, Any]:
+    """Where an epoch is before its first step."""
+    return {"step": 0, "seconds": 0.0, "lr": 0.0, "sums": {}, "counts": {}}
+
+
+def _fetched(found: list[dict[str, Tensor]]) -> list[dict[str, float]]:
+    """The numbers of several steps, brought from the device at once."""
+    if not found:
+        return []
+    values = iter(torch.stack([value.double() for row in found for value in row.values()]).tolist())
+    return [{name: next(values) for name in row} for row in found]
+
+
+def _add_up(within: dict[str, Any], numbers: list[dict[str, float]]) -> None:
+    """Take the numbers of further steps into an epoch's sums; those of steps left out in fp16 are not finite."""
+    sums, counts = within["sums"], within["counts"]
+    for row in numbers:
+        for name, value in row.items():
+            if name != GRADIENT and math.isfinite(value):
+                sums[name] = sums.get(name, 0.0) + value
+                counts[name] = counts.get(name, 0) + 1
+
+
+def _means(within: dict[str, Any]) -> dict[str, float]:
+    """An epoch's means, to six digits."""
+    means = {name: total / within["counts"][name] for name, total in within["sums"].items()}
+    means["train_accuracy"] = means.pop("accuracy")
+    return {name: float(f"{value:.6g}") for name, value in means.items()}
+
+
+def _copied(value: Any, device: torch.device | str = "cpu") -> Any:
+    """A copy of nested values with its tensors on a device; states of random numbers, which are bytes, stay."""
+    if isinstance(value, Tensor):
+        return value.detach().to(value.device if value.dtype == torch.uint8 else device, copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(part, device) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(part, device) for part in value)
+    return value
+
+
+def _odd_variance(source: nn.Module, mean: float) -> str | None:
+    """What is wrong with CovNet's variances of this mean, if anything."""
+    if not isinstance(source, CovNet) or source.fixed_trace is not None:
+        return None
+    highest = 1.0 if source.rank == 0 else 2.0
+    what = f"its mean variance is {mean:.3g} of at most {highest:g}"
+    if mean < 0.01 * highest:
+        return f"CovNet has collapsed: {what}, so that hardly anything is augmented; try --fixed-trace 0.5"
+    if mean > 0.99 * highest:
+        return f"CovNet is saturated: {what}, alike in all dimensions; try --fixed-trace 0.5"
+    return None
 
 
 def _write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -290,7 +454,18 @@ def _write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     write_atomically(file, safetensors_bytes(content))
 
 
-_MAY_CHANGE = {"workers", "cache", "device", "images_on", "compile", "resume", "output", "data_root", "download"}
+_MAY_CHANGE = {
+    "workers",
+    "cache",
+    "device",
+    "images_on",
+    "compile",
+    "resume",
+    "output",
+    "data_root",
+    "download",
+    "on_bad_image",
+}
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:

@@ -1,0 +1,196 @@
+"""Kills `semaug train` again and again and resumes it: what comes out must equal what an undisturbed run gives.
+
+`python tests/soak.py 50` prints how many kills hit what; a shorter form is in test_interruptions.py.
+"""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from photos import photo_folder
+from semaug import checkpoint
+
+OPTIONS = ["--model", "small", "--pretrained", "False", "--resize", "40", "--crop", "32", "--batch-size", "2"]
+OPTIONS += ["--val-per-class", "2", "--workers", "0", "--cache", "None", "--lr", "0.01", "--meta-lr", "0.1"]
+KINDS = {
+    "paper's order": [],
+    "pipelined, Adam, EMA": ["--order", "pipelined", "--meta-optimizer", "adam", "--ema", "0.9"],
+    "isda": ["--method", "isda"],
+}
+MOMENTS = ("any", *["in a write", "after a write", "while training"] * 3)
+WRITES = (1, 2, 4, 6)  # of checkpoints that a process may begin before it is killed
+FORKS = get_context("forkserver")
+TIMED = ("seconds", "images_per_second")
+SLOWEST = 300.0
+
+
+def arguments(photos: Path, output: Path, kind: str, epochs: int) -> list[str]:
+    return ["train", "--data", str(photos), "--output", str(output), "--epochs", str(epochs), *OPTIONS, *KINDS[kind]]
+
+
+def start(command: list[str], **options: Any) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "semaug", *command],
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"},
+        **{"stderr": subprocess.PIPE, **options},
+    )
+
+
+def finish(command: list[str]) -> str:
+    """Run to the end; returns what was said."""
+    process = start(command)
+    _, said = process.communicate(timeout=SLOWEST)
+    assert process.returncode == 0, said
+    return said
+
+
+def kill(
+    command: list[str], run: Path, moment: str, longest: float, chance: random.Random, writes: Sequence[int] = WRITES
+) -> str | None:
+    """Start the command and kill it at such a moment; returns what was hit, or None if it had ended before."""
+    process = start(command, stderr=subprocess.DEVNULL) if moment == "any" else _forked(command, run)
+    code = process.poll if isinstance(process, subprocess.Popen) else lambda: process.exitcode
+    if moment == "any":
+        _wait_long(lambda: code() is None, chance.uniform(0, longest))
+    else:
+        _wait_for_writes(lambda: code() is None, run / "checkpoints", chance.choice(writes), moment)
+    if moment == "while training":
+        time.sleep(chance.uniform(0, 0.3))
+    if code() is None:
+        process.kill()
+    process.wait() if isinstance(process, subprocess.Popen) else process.join()
+    assert code() in (0, -signal.SIGKILL), f"exit code {code()}"
+    if code() == 0:
+        return None
+    if any(run.rglob(".*.part")):
+        return "inside a write"
+    if (run / "checkpoints" / "last.previous").exists() and not (run / "checkpoints" / "last").exists():
+        return "between the two renames"
+    return "while training" if (run / "checkpoints").exists() else "before the first checkpoint"
+
+
+def _forked(command: list[str], run: Path) -> ForkServerProcess:
+    """The command in a process forked from one that has imported everything, which spares some seconds."""
+    FORKS.set_forkserver_preload(["semaug.cli", "semaug.train", "semaug.report", "torchvision.transforms.v2"])
+    process = FORKS.Process(target=_main, args=(command, run.with_suffix(".log")))
+    process.start()
+    return process
+
+
+def _main(command: list[str], log: Path) -> None:
+    from semaug.cli import main
+
+    with open(log, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    sys.exit(main(command))
+
+
+def _wait_long(runs: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while runs() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def _wait_for_writes(runs: Callable[[], bool], folder: Path, writes: int, moment: str) -> None:
+    """Wait until a process has begun so many writes of checkpoints, or has ended the last of them."""
+    for left in reversed(range(writes)):
+        while runs() and not _writing(folder):
+            time.sleep(1e-4)
+        while (left or moment != "in a write") and runs() and _writing(folder):
+            time.sleep(1e-4)
+
+
+def _writing(folder: Path) -> bool:
+    try:
+        return any(name.endswith(".part") for name in os.listdir(folder))
+    except FileNotFoundError:
+        return False
+
+
+def differences(run: Path, reference: Path) -> list[str]:
+    """What differs between the ends of two runs, but for the times taken."""
+    found = [
+        name
+        for name in ("model.safetensors", "source.safetensors", "evaluation.json", "samples.json", "classes.json")
+        if (reference / name).exists() and (run / name).read_bytes() != (reference / name).read_bytes()
+    ]
+    for name in ("last", "best"):
+        ours, theirs = checkpoint.load(run / "checkpoints" / name), checkpoint.load(reference / "checkpoints" / name)
+        assert ours is not None
+        assert theirs is not None
+        found += _unequal(name, {**ours, "metrics": []}, {**theirs, "metrics": []})
+    if _rows(run) != _rows(reference):
+        found.append("metrics.jsonl")
+    if _table(run) != _table(reference):
+        found.append("metrics.csv")
+    return found
+
+
+def _unequal(name: str, a: Any, b: Any) -> list[str]:
+    if isinstance(a, torch.Tensor):
+        return [] if isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b) else [name]
+    if isinstance(a, dict) and isinstance(b, dict) and set(a) == set(b):
+        return [part for key in a for part in _unequal(f"{name}.{key}", a[key], b[key])]
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        return [part for i, (x, y) in enumerate(zip(a, b, strict=True)) for part in _unequal(f"{name}.{i}", x, y)]
+    return [] if type(a) is type(b) and a == b else [name]
+
+
+def _rows(run: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
+
+
+def _table(run: Path) -> list[dict[str, str]]:
+    with open(run / "metrics.csv", newline="") as file:
+        return [{name: value for name, value in row.items() if name not in TIMED} for row in csv.DictReader(file)]
+
+
+def soak(folder: Path, kills: int, epochs: int = 24, seed: int = 0) -> tuple[Counter[str], int]:
+    """Kill so many times, over as many runs as it takes, and compare each; returns what was hit and the runs."""
+    chance, hits, rounds = random.Random(seed), Counter[str](), 0
+    photos = photo_folder(folder / "photos")
+    references: dict[str, tuple[Path, float]] = {}
+    while hits.total() < kills:
+        kind = list(KINDS)[rounds % len(KINDS)]
+        if kind not in references:
+            started = time.monotonic()
+            finish(arguments(photos, folder / f"reference-{len(references)}", kind, epochs))
+            references[kind] = folder / f"reference-{len(references)}", time.monotonic() - started
+        reference, longest = references[kind]
+        run = folder / f"run-{rounds}"
+        command = arguments(photos, run, kind, epochs)
+        while hits.total() < kills:
+            hit = kill(command, run, chance.choice(MOMENTS), longest, chance)
+            if hit is None:
+                break
+            hits[hit] += 1
+        finish(command)
+        different = differences(run, reference)
+        assert not different, f"{kind}: {run} differs from {reference} in {', '.join(different)}"
+        rounds += 1
+        print(f"{hits.total()} kills in {rounds} runs, all equal to undisturbed ones: {dict(hits)}", flush=True)
+    return hits, rounds
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        soak(Path(name), int(sys.argv[1]) if len(sys.argv) > 1 else 50)

@@ -1,0 +1,478 @@
+"""Training that is killed, stopped, or breaks down loses nothing: what comes out at last is the same to the bit."""
+
+import io
+import math
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import soak
+from photos import photo_folder
+from semaug import checkpoint
+from semaug.cli import main
+from semaug.config import TrainConfig
+from semaug.errors import UserError
+from semaug.interrupt import Interrupted
+from semaug.meta import LearnableAugmentation
+from semaug.methods import Augmentation
+from semaug.progress import Progress
+from semaug.runs import read_json, read_metrics
+from semaug.sources import CovNet
+from semaug.train import _copied, _odd_variance, _Run, train
+
+Options = dict[str, Any]
+OPTIONS: Options = {"model": "small", "pretrained": False, "epochs": 3, "resize": 40, "crop": 32, "batch_size": 4}
+OPTIONS |= {"val_per_class": 2, "workers": 0, "cache": None, "lr": 0.02, "device": "cpu"}
+KINDS: list[Options] = [
+    {},
+    {"ema": 0.9, "augmentation": Augmentation(order="pipelined", meta_optimizer="adam")},
+    {"method": "randaugment"},
+]
+STEPS = 3  # of an epoch
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_folder(tmp_path_factory.mktemp("photos"))
+
+
+@pytest.fixture(scope="module")
+def whole(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run."""
+    return train(config(photos, tmp_path_factory.mktemp("whole") / "run"))
+
+
+def config(photos: Path, output: Path, **options: Any) -> TrainConfig:
+    return TrainConfig(data=str(photos), output=output, **{**OPTIONS, **options})
+
+
+@pytest.fixture
+def before_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[..., None]], None]]:
+    """Takes a function that is called before each step of training with the number of steps so far."""
+    original = LearnableAugmentation.step
+
+    def install(hook: Callable[..., None]) -> None:
+        count = iter(range(1_000_000))
+
+        def step(self: LearnableAugmentation, *batch: Tensor) -> dict[str, Tensor]:
+            hook(next(count))
+            return original(self, *batch)
+
+        monkeypatch.setattr(LearnableAugmentation, "step", step)
+
+    yield install
+    monkeypatch.undo()
+
+
+def ask_in(wanted: int, number: signal.Signals = signal.SIGTERM) -> Callable[[int], None]:
+    return lambda step: os.kill(os.getpid(), number) if step == wanted else None
+
+
+# ---------------------------------------------------------------------------------------------------------- SIGKILL
+
+
+def test_killed_at_three_moments_it_ends_as_an_undisturbed_run(photos: Path, tmp_path: Path) -> None:
+    kind, epochs, chance, hits = "pipelined, Adam, EMA", 5, random.Random(1), Counter[str]()
+    command = soak.arguments(photos, tmp_path / "run", kind, epochs)
+    for moment in ("in a write", "after a write", "in a write"):
+        hits[soak.kill(command, tmp_path / "run", moment, 0.0, chance, writes=(1, 2)) or "not killed"] += 1
+    assert "not killed" not in hits
+    soak.finish(command)
+    assert main(soak.arguments(photos, tmp_path / "reference", kind, epochs)) == 0
+    assert soak.differences(tmp_path / "run", tmp_path / "reference") == [], hits
+    assert not list((tmp_path / "run").rglob(".*.part")), "what killed writers left is removed"
+
+
+def test_the_comparison_of_runs_sees_a_difference(photos: Path, whole: Path, tmp_path: Path) -> None:
+    other = train(config(photos, tmp_path / "run", seed=1))
+    found = soak.differences(other, whole)
+    assert {"model.safetensors", "metrics.jsonl", "metrics.csv", "last.random", "last.model.head.weight"} <= set(found)
+    assert any(name.startswith("last.optimizer") for name in found)
+    assert any(name.startswith("last.learner.source") for name in found)
+
+
+def test_killed_while_it_first_wrote_it_can_start(photos: Path, whole: Path, tmp_path: Path) -> None:
+    gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / f".config.json.{gone}.part").write_text("{")
+    assert soak.differences(train(config(photos, tmp_path / "run")), whole) == []
+
+
+def test_killed_after_the_last_checkpoint_it_still_writes_the_metrics(
+    photos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = "semaug.train._write_metrics"
+    with monkeypatch.context() as patch:
+        patch.setattr(written, lambda folder, rows: _raise(KeyboardInterrupt()) if len(rows) == 3 else None)
+        with pytest.raises(KeyboardInterrupt):
+            train(config(photos, tmp_path / "run"))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert soak.differences(train(config(photos, tmp_path / "run")), whole) == []
+
+
+def test_broken_off_after_patience_ran_out_it_does_not_train_on(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(photos, tmp_path / "run", epochs=30, patience=1, lr=1e-9)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Run, "_finish", lambda *_: _raise(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            train(settings)
+    epochs = len(read_metrics(tmp_path / "run"))
+    assert len(read_metrics(train(settings))) == epochs < 30
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+# ------------------------------------------------------------------------------------------------ SIGINT and SIGTERM
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("step", [0, STEPS + 1])
+def test_stopped_within_an_epoch_it_goes_on_to_the_same_end(
+    photos: Path, tmp_path: Path, before_step: Any, options: Options, step: int
+) -> None:
+    reference = train(config(photos, tmp_path / "whole", **options))
+    broken = config(photos, tmp_path / "broken", **options)
+    before_step(ask_in(step))
+    with pytest.raises(Interrupted, match=f"SIGTERM in epoch {1 + step // STEPS} after step {1 + step % STEPS} of 3"):
+        train(broken)
+    saved = checkpoint.load(tmp_path / "broken" / "checkpoints" / "last")
+    assert saved is not None
+    assert (saved["epoch"], saved["within"]["step"]) == (step // STEPS, 1 + step % STEPS)
+    assert soak.differences(train(broken), reference) == []
+
+
+def test_stopped_in_validation_it_goes_on_to_the_same_end(
+    photos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = _Run._validate
+
+    def validate(self: _Run, state: dict[str, Any], *held_out: Tensor) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(self, state, *held_out)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Run, "_validate", validate)
+        with pytest.raises(Interrupted, match="SIGINT in epoch 1 after step 3 of 3"):
+            train(config(photos, tmp_path / "run"))
+    assert soak.differences(train(config(photos, tmp_path / "run")), whole) == []
+
+
+def test_how_often_numbers_are_looked_at_changes_nothing(
+    photos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semaug.train.LOOK_EVERY", 2)
+    assert soak.differences(train(config(photos, tmp_path / "run")), whole) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_command_with_one_sentence(
+    photos: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    process = soak.start(soak.arguments(photos, tmp_path / "run", "isda", 100_000))
+    wait_for(process, (tmp_path / "run" / "metrics.jsonl").exists)
+    asked = time.monotonic()
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 20
+    assert process.returncode == code
+    last = said.strip().splitlines()[-1]
+    assert last.startswith(f"semaug: stopped by {number.name} in epoch ")
+    assert last.endswith("which is saved; the same command goes on from there")
+    assert "Traceback" not in said
+
+
+SLOW = """
+import pathlib, sys, time
+from semaug.data.images import Preprocessing
+from semaug.meta import LearnableAugmentation
+from semaug.cli import main
+def slow(*_):
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(120)
+{place} = slow
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def start_slow(place: str, marker: Path, command: list[str]) -> "subprocess.Popen[str]":
+    script = SLOW.format(place=place)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(marker), *command], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(process, marker.exists)
+    return process
+
+
+def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_second_signal_ends_at_once(photos: Path, tmp_path: Path) -> None:
+    command = soak.arguments(photos, tmp_path / "run", "isda", 3)
+    process = start_slow("LearnableAugmentation.step", tmp_path / "marker", command)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == -signal.SIGTERM
+    process.communicate()
+
+
+def test_a_signal_to_all_while_workers_decode_gives_one_sentence(photos: Path, tmp_path: Path) -> None:
+    command = [*soak.arguments(photos, tmp_path / "run", "isda", 3), "--workers", "2"]
+    process = start_slow("Preprocessing.pixels", tmp_path / "marker", command)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert said.strip().splitlines()[-1] == "semaug: stopped by SIGINT; the same command goes on from there"
+    assert "Traceback" not in said
+
+
+def test_an_ignored_signal_stays_ignored_and_handlers_come_back(
+    photos: Path, whole: Path, tmp_path: Path, before_step: Any
+) -> None:
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        before_step(ask_in(1, signal.SIGINT))
+        assert soak.differences(train(config(photos, tmp_path / "run")), whole) == []
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+# ------------------------------------------------------------------------------------------------------ checkpoints
+
+
+def stopped(photos: Path, output: Path, before_step: Any, step: int = STEPS + 1) -> TrainConfig:
+    """The settings of a run that was stopped in a step."""
+    settings = config(photos, output)
+    before_step(ask_in(step))
+    with pytest.raises(Interrupted):
+        train(settings)
+    before_step(lambda step: None)
+    return settings
+
+
+@pytest.mark.parametrize("name", ["last", "best"])
+def test_a_damaged_checkpoint_falls_back_and_training_goes_on(
+    photos: Path, whole: Path, tmp_path: Path, before_step: Any, name: str
+) -> None:
+    settings = stopped(photos, tmp_path / "run", before_step, 2 * STEPS + 1)
+    file = tmp_path / "run" / "checkpoints" / name
+    if name == "best":
+        checkpoint.previous(file).unlink(missing_ok=True)
+        file.replace(checkpoint.previous(file))
+    file.write_bytes(file.read_bytes()[:-100] if name == "last" else b"")
+    with pytest.warns(UserWarning, match=f"{name} is damaged"):
+        run = train(settings)
+    assert soak.differences(run, whole) == []
+
+
+def test_a_full_disk_ends_with_one_sentence_and_the_old_checkpoint(photos: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk: the write fails in the middle, as it would there."""
+    run = tmp_path / "run"
+    command = soak.arguments(photos, run, "isda", 3)
+    process = soak.start(command)
+    wait_for(process, (run / "checkpoints" / "last").exists)
+    process.kill()
+    process.communicate()
+    before = (run / "checkpoints" / "last").read_bytes()
+    limit = len(before) // 2
+    full = soak.start(command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    _, said = full.communicate(timeout=120)
+    assert full.returncode == 2, said
+    assert said.strip().splitlines()[-1] == f"semaug: cannot write {run / 'checkpoints' / 'last'}: File too large"
+    assert "Traceback" not in said
+    assert (run / "checkpoints" / "last").read_bytes() == before
+    assert not list(run.rglob(".*.part"))
+    assert main(command) == 0
+    assert main(soak.arguments(photos, tmp_path / "whole", "isda", 3)) == 0
+    assert soak.differences(run, tmp_path / "whole") == []
+
+
+def test_a_checkpoint_of_version_1_is_gone_on_from(
+    photos: Path, whole: Path, tmp_path: Path, before_step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Progress, "epoch", lambda self, row, epochs: _raise(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        train(config(photos, tmp_path / "run"))
+    monkeypatch.undo()
+    for name, added in (("last", {"within", "warned"}), ("best", {"epoch"})):
+        file = tmp_path / "run" / "checkpoints" / name
+        state = checkpoint.load(file)
+        assert state is not None
+        assert added <= set(state)
+        write_version_1(file, {key: value for key, value in state.items() if key not in added})
+    assert set(soak.differences(train(config(photos, tmp_path / "run")), whole)) <= {"best"}, "which has no epoch"
+
+
+def write_version_1(file: Path, state: dict[str, Any]) -> None:
+    import hashlib
+
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    digest = hashlib.sha256(buffer.getvalue()).hexdigest().encode()
+    file.write_bytes(b"semaug checkpoint 1\n" + digest + b"\n" + buffer.getvalue())
+
+
+def test_a_checkpoint_of_another_network_is_told_in_one_sentence(
+    photos: Path, tmp_path: Path, before_step: Any
+) -> None:
+    settings = stopped(photos, tmp_path / "run", before_step)
+    file = tmp_path / "run" / "checkpoints" / "last"
+    state = checkpoint.load(file)
+    assert state is not None
+    del state["model"]["head.weight"]
+    checkpoint.save(file, state)
+    with pytest.raises(UserError, match="does not fit this run"):
+        train(settings)
+
+
+class Malicious:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.target,)
+
+
+def test_code_in_weights_or_a_checkpoint_is_refused_and_not_run(photos: Path, tmp_path: Path, before_step: Any) -> None:
+    evil = {"model": Malicious(tmp_path / "owned"), "head.weight": torch.zeros(3)}
+    torch.save(evil, tmp_path / "evil.pth")
+    with pytest.raises(UserError, match="code in it is never run"):
+        train(config(photos, tmp_path / "other", weights=tmp_path / "evil.pth"))
+    settings = stopped(photos, tmp_path / "run", before_step, 1)
+    checkpoint.save(tmp_path / "run" / "checkpoints" / "last", evil)
+    checkpoint.previous(tmp_path / "run" / "checkpoints" / "last").unlink()
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(UserError, match="no checkpoint in .* can be read"):
+        train(settings)
+    assert not (tmp_path / "owned").exists()
+    torch.load(tmp_path / "evil.pth", weights_only=False)
+    assert (tmp_path / "owned").exists(), "it was a real one"
+
+
+# ---------------------------------------------------------------------------------------------------------- numbers
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int], what: str) -> None:
+    """Let the loss or the gradient of these steps, counted from 0 over the run, be no number."""
+    original, count = LearnableAugmentation.step, iter(range(1_000_000))
+
+    def step(self: LearnableAugmentation, *batch: Tensor) -> dict[str, Tensor]:
+        found = original(self, *batch)
+        if next(count) in steps:
+            for parameter in self.network.model.parameters():
+                parameter.data.mul_(math.nan)
+                if parameter.grad is not None:
+                    parameter.grad.mul_(math.inf)
+            if what == "loss":
+                found["train_loss"] = torch.tensor(math.nan)
+        return found
+
+    monkeypatch.setattr(LearnableAugmentation, "step", step)
+
+
+@pytest.mark.parametrize(("what", "named"), [("loss", "train loss nan"), ("gradient", "gradient norm (inf|nan)")])
+@pytest.mark.parametrize("options", KINDS[:2])
+def test_a_broken_step_is_named_and_the_state_before_it_saved(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Options, what: str, named: str
+) -> None:
+    reference = train(config(photos, tmp_path / "whole", **options))
+    settings = config(photos, tmp_path / "run", **options)
+    with monkeypatch.context() as patch:
+        poison(patch, {STEPS + 1}, what)
+        with pytest.raises(UserError, match=rf"epoch 2, step 2 of 3 \({named}\); the state before .* smaller --lr"):
+            train(settings)
+    saved = checkpoint.load(tmp_path / "run" / "checkpoints" / "last")
+    assert saved is not None
+    assert (saved["epoch"], saved["within"]["step"]) == (1, 1)
+    assert soak.differences(train(settings), reference) == []
+
+
+def test_in_fp16_a_step_that_overflows_is_left_out_and_many_in_a_row_are_told(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, count = LearnableAugmentation.step, iter(range(1_000_000))
+    lost: set[int] = {1}
+
+    def step(self: LearnableAugmentation, *batch: Tensor) -> dict[str, Tensor]:
+        found = original(self, *batch)
+        return {**found, "train_loss": torch.tensor(math.inf)} if next(count) in lost else found
+
+    monkeypatch.setattr(LearnableAugmentation, "step", step)
+    run = train(config(photos, tmp_path / "run", precision="fp16", method="isda"))
+    assert all(math.isfinite(value) for row in read_metrics(run) for value in row.values())
+    lost |= set(range(1_000_000))
+    with pytest.raises(UserError, match="epoch 1, step 3 of 3 .train loss inf"):
+        train(config(photos, tmp_path / "other", precision="fp16", method="isda"))
+    monkeypatch.setattr("semaug.train.OVERFLOWS_ALLOWED", 4)
+    with pytest.raises(UserError, match="epoch 1, step 5 of 9"):
+        train(config(photos, tmp_path / "many", precision="fp16", method="isda", batch_size=1))
+
+
+@pytest.mark.parametrize(("bias", "what"), [(-20.0, "collapsed"), (20.0, "saturated")])
+def test_a_covnet_at_an_end_of_its_range_is_warned_of_once(
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before_step: Any,
+    capsys: pytest.CaptureFixture[str],
+    bias: float,
+    what: str,
+) -> None:
+    original = CovNet.__init__
+
+    def at_the_end(self: CovNet, *arguments: Any) -> None:
+        original(self, *arguments)
+        torch.nn.init.constant_(self.layers.output.bias, bias)
+
+    monkeypatch.setattr(CovNet, "__init__", at_the_end)
+    settings = stopped(photos, tmp_path / "run", before_step)
+    train(settings)
+    said = capsys.readouterr().err
+    assert said.count(f"CovNet {'has' if bias < 0 else 'is'} {what}") == said.count("warning:") == 1
+
+
+def test_only_an_odd_covnet_is_warned_of() -> None:
+    plain = CovNet(8)
+    assert _odd_variance(plain, 0.5) is None
+    assert "collapsed" in str(_odd_variance(plain, 0.005))
+    assert "saturated" in str(_odd_variance(plain, 0.995))
+    assert _odd_variance(CovNet(8, rank=2), 0.995) is None
+    assert "saturated" in str(_odd_variance(CovNet(8, rank=2), 1.99))
+    assert _odd_variance(CovNet(8, fixed_trace=0.001), 0.001) is None
+    assert _odd_variance(torch.nn.Linear(2, 2), 0.0) is None
+
+
+def test_copies_go_to_a_device_but_for_random_states() -> None:
+    value = {"a": [torch.zeros(2), torch.get_rng_state()], "b": (1, "x", None)}
+    copy = _copied(value, "meta")
+    assert copy["a"][0].device.type == "meta"
+    assert torch.equal(copy["a"][1], value["a"][1])
+    assert copy["b"] == (1, "x", None)
+
+
+def test_evaluation_names_the_epoch_of_the_weights(whole: Path) -> None:
+    best = checkpoint.load(whole / "checkpoints" / "best")
+    assert best is not None
+    assert read_json(whole / "evaluation.json")["best_epoch"] == best["epoch"]
