@@ -1,7 +1,6 @@
 """`semaug reproduce`: run what is missing of the paper's tables and figures, and report all that there is."""
 
 import shlex
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +24,9 @@ from semaug.experiments.results import (
     to_json,
 )
 from semaug.experiments.scales import NETWORKS, Setup, check_data, missing_data, train_config
-from semaug.experiments.workers import default_jobs, run_all
+from semaug.experiments.workers import default_jobs, run_and_tell
 from semaug.experiments.worlds import draw_world
-from semaug.progress import Progress, duration
+from semaug.progress import Progress
 from semaug.runs import write_atomically, write_json
 
 LEFT_OUT, NOT_ASKED = "left out by the options", "not asked for"
@@ -121,31 +120,11 @@ def reproduce(names: tuple[str, ...], setup: Setup, choice: Choice, jobs: int | 
 
 def _run(plan: Plan, setup: Setup, jobs: int, progress: Progress) -> dict[Path, str]:
     """Make the runs; returns the reasons of those that failed."""
-    total = len(plan.configs)
-    progress.say(f"{total} run{'s' if total != 1 else ''} to make, {plan.finished} made before")
-    if not total:
-        return {}
     if setup.scale == "small" and setup.data is None:
         for dataset in sorted(plan.worlds):
             draw_world(setup.output, dataset)
-    started, count = time.monotonic(), 0
-    failures: dict[Path, str] = {}
-    with progress.task("runs", total) as advance:
-
-        def done(config: TrainConfig, reason: str | None) -> None:
-            nonlocal count
-            count += 1
-            assert config.output is not None
-            left = duration((time.monotonic() - started) / count * (total - count))
-            if reason is not None:
-                failures[config.output] = reason
-            outcome = "done" if reason is None else f"failed: {reason}"
-            progress.say(f"[{count}/{total}] {config.output.name} {outcome} · {left} left")
-            advance(count, total)
-
-        threads = 1 if setup.scale == "small" else None  # more do not speed up such small networks
-        run_all([*plan.configs.values()], jobs, threads, setup.output / "logs", done)
-    return failures
+    threads = 1 if setup.scale == "small" else None  # more do not speed up such small networks
+    return run_and_tell([*plan.configs.values()], plan.finished, jobs, threads, setup.output / "logs", progress)
 
 
 def _measure_extras(chosen: Sequence[Experiment], setup: Setup, choice: Choice, progress: Progress) -> dict[str, str]:

@@ -6,6 +6,7 @@ cores: it shows that everything runs, and says nothing about the paper's claims.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -89,14 +90,19 @@ def train_config(cell: Cell, setup: Setup, seed: int = 0) -> TrainConfig:
 
 
 def run_stem(cell: Cell, config: TrainConfig, setup: Setup) -> str:
-    """The name of a cell's runs without the seed: readable parts, and a digest of all that matters."""
+    """The name of a cell's runs without the seed."""
     place = str(setup.data.resolve()) if setup.data is not None and setup.scale == "small" else cell.dataset
-    settings = asdict(config) | {"data": [setup.scale, place, asdict(WORLDS[cell.dataset])]}
-    for key in ("output", "seed", "resume", "device", "workers", "cache", "data_root", "download"):
+    data = [setup.scale, place, asdict(WORLDS[cell.dataset])]
+    return stem((setup.scale, cell.dataset, str(config.model), config.method), config, data)
+
+
+def stem(parts: Sequence[str], config: TrainConfig, data: Any) -> str:
+    """The name of a run without the seed: readable parts, and a digest of all that matters."""
+    settings = asdict(config) | {"data": data}
+    for key in ("output", "seed", "resume", "device", "workers", "cache", "data_root", "download", "on_bad_image"):
         del settings[key]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    model = str(config.model).replace("/", "-")
-    return f"{setup.scale}-{cell.dataset}-{model}-{config.method}-{digest}"
+    return "-".join([*parts, digest]).replace("/", "-")
 
 
 def method_of(cell: Cell) -> Method:
@@ -173,10 +179,12 @@ def _small(cell: Cell, setup: Setup) -> TrainConfig:
     return replace(config, augmentation=relevant(cell.method, augmentation))
 
 
+_STRENGTH = ("strength", "strength_power")
+_COVNET = ("source", "width", "depth", "rank", "fixed_trace", "meta_lr", "meta_optimizer", "detach_real")
 _MATTERS: dict[str, tuple[str, ...]] = {
-    "constant": ("strength", "strength_power", "constant"),
-    "isda": ("strength", "strength_power"),
-    "joint": ("strength", "strength_power", "width", "depth", "meta_lr"),
+    "constant": (*_STRENGTH, "constant"),
+    "isda": _STRENGTH,
+    "joint": (*_STRENGTH, *_COVNET),
 }
 
 

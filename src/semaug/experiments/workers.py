@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from semaug.config import TrainConfig
 from semaug.errors import UserError
+from semaug.progress import Progress, duration
 
 Outcome = str | None
 """None for a run that is complete, else the reason why it is not, in one sentence."""
@@ -65,6 +67,33 @@ def run_all(
         for worker in workers:
             worker.process.join()
     return outcomes
+
+
+def run_and_tell(
+    configs: Sequence[TrainConfig], finished: int, jobs: int, threads: int | None, logs: Path, progress: Progress
+) -> dict[Path, str]:
+    """Train as :func:`run_all` does and say how far it is; returns the reasons of the runs that failed."""
+    total = len(configs)
+    progress.say(f"{total} run{'s' if total != 1 else ''} to make, {finished} made before")
+    if not total:
+        return {}
+    started, count = time.monotonic(), 0
+    failures: dict[Path, str] = {}
+    with progress.task("runs", total) as advance:
+
+        def done(config: TrainConfig, reason: Outcome) -> None:
+            nonlocal count
+            count += 1
+            assert config.output is not None
+            left = duration((time.monotonic() - started) / count * (total - count))
+            if reason is not None:
+                failures[config.output] = reason
+            outcome = "done" if reason is None else f"failed: {reason}"
+            progress.say(f"[{count}/{total}] {config.output.name} {outcome} · {left} left")
+            advance(count, total)
+
+        run_all(configs, jobs, threads, logs, done)
+    return failures
 
 
 def _start(place: int, threads: int, logs: Path) -> _Worker:
