@@ -14,6 +14,7 @@ from photos import photo_folder
 from semaug import progress
 from semaug.config import TrainConfig
 from semaug.errors import UserError
+from semaug.meta import LearnableAugmentation
 from semaug.methods import METHODS, Augmentation, on_p2p
 from semaug.runs import load_classifier, read_json, read_metrics
 from semaug.train import train
@@ -194,6 +195,57 @@ def test_weights_from_a_file_are_loaded_and_the_head_adapted(
 def test_mistakes_are_told_in_one_sentence(photos: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         train(replace(config(photos, tmp_path / "run"), **options))
+
+
+@pytest.mark.parametrize("meta_images", ["randaugment", "held-out"])
+def test_meta_images_are_others_than_those_trained_on(
+    tmp_path: Path, meta_images: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each image is of one colour, by which it is known in any crop."""
+    from PIL import Image
+
+    for i in range(24):
+        file = tmp_path / "photos" / "train" / f"class{i % 3}" / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (10 * i, 255 - 10 * i, 5 * i)).save(file)
+    seen: list[tuple[torch.Tensor, ...]] = []
+    step = LearnableAugmentation.step
+
+    def noted(self: Any, *inputs: torch.Tensor) -> Any:
+        seen.append(inputs)
+        return step(self, *inputs)
+
+    monkeypatch.setattr(LearnableAugmentation, "step", noted)
+    monkeypatch.setattr("semaug.train.rand_augment", lambda images: images)
+    augmentation = Augmentation(meta_images=meta_images, meta_share=0.25)
+    options: dict[str, Any] = {
+        "method": "learnable",
+        "augmentation": augmentation,
+        "batch_size": 3,
+        "epochs": 2,
+        "val_per_class": 1,
+    }
+    train(config(tmp_path / "photos", tmp_path / "run", **options))
+
+    def names(images: torch.Tensor, labels: torch.Tensor) -> list[tuple[float, int]]:
+        return [(round(float(image[0].mean()), 3), int(label)) for image, label in zip(images, labels, strict=True)]
+
+    trained: set[tuple[float, int]] = set()
+    meta: set[tuple[float, int]] = set()
+    for images, labels, others, other_labels in seen:
+        batch, meta_batch = names(images, labels), names(others, other_labels)
+        trained |= set(batch)
+        meta |= set(meta_batch)
+        if meta_images == "randaugment":  # the halves have changed places
+            middle = (len(batch) + 1) // 2
+            assert meta_batch == batch[middle:] + batch[:middle]
+    if meta_images == "held-out":
+        assert not trained & meta
+        assert len(trained) == 15  # of 7 images of each class for training, 2 are held out
+        assert len({label for _, label in meta}) == 3
+    options["augmentation"] = replace(augmentation, order="pipelined")
+    with pytest.raises(UserError, match="needs --order paper"):
+        train(config(tmp_path / "photos", tmp_path / "other", **options))
 
 
 def test_divergence_is_told_with_advice(photos: Path, tmp_path: Path) -> None:

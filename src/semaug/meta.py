@@ -155,7 +155,8 @@ class LearnableAugmentation:
             if self.order != "paper":
                 raise ValueError("in the pipelined order the next half batch is the meta batch: there is no other one")
             self._check(meta_images, meta_labels)
-            meta_halves = list(zip(meta_images.tensor_split(2), meta_labels.tensor_split(2), strict=True))
+            middle = [len(meta_images) // 2]  # so that halves that change places stay halves
+            meta_halves = list(zip(meta_images.tensor_split(middle), meta_labels.tensor_split(middle), strict=True))
         first = self._half_step(*halves[0], *meta_halves[0])
         second = self._half_step(*halves[1], *meta_halves[1])
         return {

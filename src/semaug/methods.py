@@ -78,6 +78,11 @@ class Augmentation:
     """The stem and this many blocks keep out of the pseudo update (10 for ResNet-50 in the paper)."""
     interval: int | None = None
     """Run the meta loop every this many half steps; 1 if not given, 10 on P2P-Net, as in the paper."""
+    meta_images: Literal["half", "randaugment", "held-out"] = "half"
+    """What the meta loss looks at: the other half of the batch, as in the paper; that half under RandAugment; or
+    training images that the network is not trained on. The last two need the paper's order."""
+    meta_share: float = 0.1
+    """Share of each class's training images that is held out for the meta loss (held-out)."""
     detach_real: bool = False
     """Stop gradients from Σ into the features in the real update."""
 
@@ -140,6 +145,8 @@ def make_learner(
     """The learner that trains `model` by `method`."""
     settings = settings.filled(method)
     p2p, method = on_p2p(method), cast(Method, method.removeprefix("p2p").removeprefix("+") or "basic")
+    if method == "learnable" and settings.meta_images != "half" and settings.order != "paper":
+        raise ValueError(f"--meta-images {settings.meta_images} needs --order paper")
     frozen = settings.frozen_blocks if method == "learnable" else 0
     network = Network(
         model,

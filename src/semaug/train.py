@@ -6,7 +6,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import DataSet, Samples
 from semaug.errors import UserError
 from semaug.evaluate import evaluate
+from semaug.image_level import rand_augment
 from semaug.interrupt import Interrupted, Stop
 from semaug.metagrad import global_norm
 from semaug.models import build_model, load_weights
@@ -100,6 +101,7 @@ class _Run:
         self.transforms = methods.image_transforms(config.method, len(data.classes))
         self.pixels = self._decode(splits["train"], "train")
         self.labels = torch.tensor(splits["train"].labels, device=self.device)
+        self.trained, self.held_out = _for_training(splits["train"].labels, config)
         held_out = self._decode(splits["val"], "val"), torch.tensor(splits["val"].labels)
 
         state = self._resume()
@@ -220,7 +222,7 @@ class _Run:
         row = {"epoch": epoch, "lr": within["lr"], "strength": self.learner.strength, **_means(within)}
         row |= self._validate(state, *held_out)
         row["seconds"] = round(within["seconds"] + time.perf_counter() - started, 3)
-        row["images_per_second"] = round(len(self.labels) / max(row["seconds"], 1e-3), 1)
+        row["images_per_second"] = round(len(self.trained) / max(row["seconds"], 1e-3), 1)
         state["metrics"].append(row)
         state["epoch"], state["within"] = epoch, None
         if row["val_top1"] > state["best"]:
@@ -240,7 +242,7 @@ class _Run:
         Where a number is not finite, the steps since the last checkpoint are made again up to the one that went wrong,
         and what was before it is saved.
         """
-        total = math.ceil(len(self.labels) / (2 * self.batch_size))
+        total = math.ceil(len(self.trained) / (2 * self.batch_size))
         within = state["within"] = state["within"] or _beginning()
         with self.progress.task(f"epoch {state['epoch'] + 1}/{self.epochs}", total) as advance:
             while within["step"] < total:
@@ -256,7 +258,7 @@ class _Run:
         """The steps of an epoch from where `state` is to `end`, or until asked to stop; returns their numbers."""
         epoch, within, started = state["epoch"], state["within"], time.perf_counter()
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + epoch)
-        batches = list(_batches(len(self.labels), 2 * self.batch_size, generator))
+        batches = list(_batches(len(self.trained), 2 * self.batch_size, generator))
         if "generator" in within:
             generator.set_state(within["generator"])
         self.learner.set_progress(epoch / self.epochs)
@@ -264,7 +266,7 @@ class _Run:
         found = []
         for i in range(within["step"], end):
             within["lr"] = self._set_learning_rates(epoch + i / len(batches))
-            found.append(self._step(*self._inputs(self.pixels, self.labels, batches[i], generator)))
+            found.append(self._step(*self._inputs(self.trained[batches[i]], generator)))
             if self.stop.asked is not None:
                 break
         numbers = _fetched(found)
@@ -273,8 +275,8 @@ class _Run:
         within["seconds"] += time.perf_counter() - started
         return numbers
 
-    def _step(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        found = self.learner.step(images, targets)
+    def _step(self, *inputs: Tensor) -> dict[str, Tensor]:
+        found = self.learner.step(*inputs)
         if self.average is not None:
             self.average.update_parameters(self.model)
         if self.scaler is None:
@@ -313,16 +315,28 @@ class _Run:
         message = f"stopped by {name} in epoch {state['epoch'] + 1} after {where}, which is saved"
         raise Interrupted(self.stop.asked, message)
 
-    def _inputs(
-        self, pixels: Tensor, labels: Tensor, indices: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def _inputs(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Images and labels of a batch and, where the meta loss has a batch of its own, that of the meta loss."""
         on_crops, on_images, on_batch = self.transforms
-        crops = self.preprocessing.training_crops(pixels[indices.to(pixels.device)].to(self.device), generator)
+        crops, targets = self._crops(indices, generator)
         images = self.preprocessing.normalised(crops if on_crops is None else on_crops(crops))
-        targets = labels[indices.to(labels.device)]
         if on_images is not None:
             images = on_images(images)
-        return (images, targets) if on_batch is None else on_batch(images, targets)
+        if on_batch is not None:
+            images, targets = on_batch(images, targets)
+        if self.config.method.removeprefix("p2p+") != "learnable" or self.config.augmentation.meta_images == "half":
+            return images, targets
+        if len(self.held_out):
+            drawn = self.held_out[torch.randint(len(self.held_out), indices.shape, generator=generator)]
+            meta_crops, meta_targets = self._crops(drawn, generator)
+        else:  # the halves change places, and look otherwise
+            first, second = (half.tensor_split(2) for half in (crops, targets))
+            meta_crops, meta_targets = rand_augment(torch.cat(first[::-1])), torch.cat(second[::-1])
+        return images, targets, self.preprocessing.normalised(meta_crops), meta_targets
+
+    def _crops(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        pixels = self.pixels[indices.to(self.pixels.device)].to(self.device)
+        return self.preprocessing.training_crops(pixels, generator), self.labels[indices.to(self.labels.device)]
 
     def _set_learning_rates(self, epoch: float) -> float:
         """Cosine decay after a linear warm-up, the same shape for f and CovNet."""
@@ -487,6 +501,25 @@ def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:
     if decay is None:
         return None
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+
+
+def _for_training(labels: Sequence[int], config: TrainConfig) -> tuple[Tensor, Tensor]:
+    """The training images that the network is trained on, and those of each class held out for the meta loss."""
+    augmentation = config.augmentation
+    if config.method.removeprefix("p2p+") != "learnable" or augmentation.meta_images != "held-out":
+        return torch.arange(len(labels)), torch.empty(0, dtype=torch.long)
+    if not 0 < augmentation.meta_share < 1:
+        raise UserError(f"--meta-share must lie between 0 and 1, not {augmentation.meta_share:g}")
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(config.seed)).tolist()
+    by_class: dict[int, list[int]] = {}
+    for i in order:
+        by_class.setdefault(labels[i], []).append(i)
+    counts = {label: max(1, round(augmentation.meta_share * len(members))) for label, members in by_class.items()}
+    if any(counts[label] >= len(members) for label, members in by_class.items()):
+        raise UserError("a class has too few images to hold some out for the meta loss; give a smaller --meta-share")
+    held_out = sorted(i for label, members in by_class.items() for i in members[: counts[label]])
+    kept = sorted(i for label, members in by_class.items() for i in members[counts[label] :])
+    return torch.tensor(kept), torch.tensor(held_out)
 
 
 def _batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
