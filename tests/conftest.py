@@ -1,6 +1,7 @@
 """Tests compare numbers in fp64, one thread each: several run side by side."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -13,6 +14,10 @@ if not torch.cuda.is_available():
 settings.register_profile("semaug", deadline=None, derandomize=True)
 settings.load_profile("semaug")
 torch.set_num_threads(1)
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # so a shell starts what it runs in the background, and all below it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
