@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semaug.form import augmented, augmented_along, without_own_class
-from semaug.precision import full_precision, widened
+from semaug.precision import LARGEST_TERM, full_precision, widened
 
 
 class Covariance(Protocol):
@@ -49,6 +49,15 @@ def _centred(weight: Tensor) -> Tensor:
     """The weight less its mean row, in fp32 at least: only differences count, and small ones cancel less."""
     weight = widened(weight)
     return weight - weight.mean(0)
+
+
+def _bound(weight: Tensor) -> Tensor:
+    """The largest ``(λ/2)·s`` with which no ``Σ_d (λ/2) s_d (w_jd − w̄_d)²`` passes ``LARGEST_TERM``, a single number.
+
+    No ``|w_jd − w̄_d|`` is larger than twice the largest weight. As a bound it is constant: no gradient flows to it.
+    """
+    reach: Tensor = torch.linalg.vector_norm(weight.detach(), ord=math.inf)
+    return LARGEST_TERM / (4 * weight.shape[1]) / reach.square()
 
 
 def _check_fit(weight: Tensor, labels: Tensor, samples: int, dimensions: int) -> None:
@@ -87,11 +96,15 @@ class Diagonal:
     def augmented_logits(
         self, features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, strength: float | Tensor
     ) -> Tensor:
-        """``w_j·a_i + b_j + (λ/2)·quadratic``, shape (N, C): one gradient of the weight for both terms."""
+        """``w_j·a_i + b_j + (λ/2)·quadratic``, shape (N, C): one gradient of the weight for both terms.
+
+        ``(λ/2)·s`` is held so low that the added term cannot pass ``LARGEST_TERM``, nor any part of its expansion.
+        """
         _check_fit(weight, labels, *self.variance.shape)
         with full_precision(weight):
             features, weight, bias = widened(features), widened(weight), None if bias is None else widened(bias)
-            return augmented(features, bias, strength / 2 * self.variance.to(weight.dtype), weight, labels)
+            scaled = strength / 2 * self.variance.to(weight.dtype)
+            return augmented(features, bias, scaled.clamp_max(_bound(weight)), weight, labels)
 
     def augmented_logits_along(
         self,
@@ -107,16 +120,17 @@ class Diagonal:
         """The derivative of :meth:`augmented_logits` along a direction; ``None`` in it is 0."""
         with full_precision(weight):
             features, weight = widened(features), widened(weight)
-            variance = strength / 2 * self.variance.to(weight.dtype)
+            scaled, bound = strength / 2 * self.variance.to(weight.dtype), _bound(weight)
             result = weight.new_zeros(features.shape[0], weight.shape[0])
             if d_features is not None:
                 result = F.linear(widened(d_features), weight)
             if d_bias is not None:
                 result = result + widened(d_bias)
             if d_weight is not None:
-                result = result + augmented_along(features, variance, weight, widened(d_weight), labels)
+                result = result + augmented_along(features, scaled.clamp_max(bound), weight, widened(d_weight), labels)
             if d_variance is not None:
-                result = result + augmented(None, None, strength / 2 * d_variance.to(weight.dtype), weight, labels)
+                d_scaled = (strength / 2 * d_variance.to(weight.dtype)).where(scaled <= bound, 0.0)
+                result = result + augmented(None, None, d_scaled, weight, labels)
             return result
 
     def sample(

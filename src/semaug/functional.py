@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semaug.covariance import Covariance, Diagonal, soft_labels
-from semaug.precision import full_precision, widened
+from semaug.precision import LARGEST_STRENGTH, LARGEST_TERM, full_precision, widened
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -28,6 +28,7 @@ def strength(step: float, total: float, maximum: float = 10.0, power: float = 1.
         raise ValueError(f"strength needs 0 ≤ step ≤ total and total > 0, not step {step} of {total}")
     if not (math.isfinite(maximum) and maximum >= 0 and math.isfinite(power) and power >= 0):
         raise ValueError(f"strength needs a finite maximum ≥ 0 and a finite power ≥ 0, not {maximum} and {power}")
+    _check_size(maximum)
     return float((step / total) ** power * maximum)
 
 
@@ -43,8 +44,9 @@ def augmented_logits(
 ) -> Tensor:
     """Eq. 2: ``z_ij = w_j·a_i + b_j + (λ/2) (w_j − w_{y_i})ᵀ Σ_i (w_j − w_{y_i})``, shape (N, C), at least fp32.
 
-    The added term is exactly 0 for the own class, j = y_i. ``labels`` are class indices (N,), or probabilities (N, C)
-    of floating type: then ``Σ_k p_ik w_k`` takes the place of ``w_{y_i}``. ``covariance=None`` gives the plain logits.
+    The added term is exactly 0 for the own class, j = y_i, and held at 1e20 at most, so that nothing overflows.
+    ``labels`` are class indices (N,), or probabilities (N, C) of floating type: then ``Σ_k p_ik w_k`` takes the place
+    of ``w_{y_i}``. ``covariance=None`` gives the plain logits.
     ``validate=False`` skips the two checks that read values (finite features, labels in range), each of which makes
     the host wait for an accelerator.
     """
@@ -52,7 +54,9 @@ def augmented_logits(
     if isinstance(covariance, Diagonal):
         return covariance.augmented_logits(features, labels, weight, bias, strength)
     logits = _logits(features, weight, bias)
-    return logits if covariance is None else logits + strength / 2 * covariance.quadratic(weight, labels)
+    if covariance is None:
+        return logits
+    return logits + (strength / 2 * covariance.quadratic(weight, labels)).clamp_max(LARGEST_TERM)
 
 
 def _logits(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -168,11 +172,20 @@ def check_inputs(
             raise ValueError(f"strength must be a single number, not a tensor of shape {tuple(strength.shape)}")
     elif not (math.isfinite(strength) and strength >= 0):
         raise ValueError(f"strength must be a finite number ≥ 0, not {strength}")
+    else:
+        _check_size(strength)
     if validate and not torch.compiler.is_compiling():
         check_features(features)
         check_labels(labels, classes)
-        if isinstance(strength, Tensor) and not bool(strength.isfinite() & (strength >= 0)):
-            raise ValueError(f"strength must be finite and ≥ 0, not {strength}")
+        if isinstance(strength, Tensor):
+            if not bool(strength.isfinite() & (strength >= 0)):
+                raise ValueError(f"strength must be finite and ≥ 0, not {strength}")
+            _check_size(float(strength.detach()))
+
+
+def _check_size(strength: float) -> None:
+    if strength > LARGEST_STRENGTH:
+        raise ValueError(f"strength must be at most {LARGEST_STRENGTH:g}, not {strength:g}")
 
 
 def check_features(features: Tensor) -> None:

@@ -1,10 +1,17 @@
-"""Where half precision will not do."""
+"""Where half precision will not do, and how large numbers may become."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+LARGEST_STRENGTH = 1e12
+"""The largest λ that is taken; the paper's is 10."""
+
+LARGEST_TERM = 1e20
+"""The most that augmentation adds to a logit. Beyond about 1e9, fp32 keeps nothing of the plain logits beside it, so
+nothing of use is lost; and neither the loss, nor a gradient or its norm, leaves the range of fp32."""
 
 
 @contextmanager

@@ -73,6 +73,8 @@ class _Run:
             return folder
         with self.progress.task(f"fetching {config.data}", 0) as advance:
             data = read_data(config.data, config.data_root, download=config.download, progress=advance)
+        if len(data.classes) < 2:
+            raise UserError(f"{data.name} has a single class; there is nothing to tell apart")
         splits = training_splits(data, config.select, config.val_per_class, config.val_fraction, config.seed)
         splits = self._readable(splits, data)
         self._describe(data, splits)
@@ -242,7 +244,7 @@ class _Run:
         Where a number is not finite, the steps since the last checkpoint are made again up to the one that went wrong,
         and what was before it is saved.
         """
-        total = math.ceil(len(self.trained) / (2 * self.batch_size))
+        total = _batch_count(len(self.trained), 2 * self.batch_size)
         within = state["within"] = state["within"] or _beginning()
         with self.progress.task(f"epoch {state['epoch'] + 1}/{self.epochs}", total) as advance:
             while within["step"] < total:
@@ -276,7 +278,15 @@ class _Run:
         return numbers
 
     def _step(self, *inputs: Tensor) -> dict[str, Tensor]:
-        found = self.learner.step(*inputs)
+        try:
+            found = self.learner.step(*inputs)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise UserError(
+                "BatchNorm has nothing to average over when one image at a time goes through the network, and at this "
+                "size leaves one pixel of it; give a larger --batch-size, --micro-batch or --crop"
+            ) from error
         if self.average is not None:
             self.average.update_parameters(self.model)
         if self.scaler is None:
@@ -524,7 +534,12 @@ def _for_training(labels: Sequence[int], config: TrainConfig) -> tuple[Tensor, T
 
 def _batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Every index once, in random order, in batches of about `size` that differ by at most one image."""
-    yield from torch.randperm(count, generator=generator).tensor_split(math.ceil(count / size))
+    yield from torch.randperm(count, generator=generator).tensor_split(_batch_count(count, size))
+
+
+def _batch_count(count: int, size: int) -> int:
+    """How many batches of about `size` there are: none has a single image, which cannot be cut in two halves."""
+    return min(math.ceil(count / size), count // 2)
 
 
 def _write_metrics(folder: Path, metrics: list[dict[str, Any]]) -> None:
