@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test soak chromium lint bench theorem clean
+.PHONY: demo test soak load chromium lint bench theorem clean
 
 demo: $(READY)
 	$(BIN)/semaug demo
@@ -14,6 +14,10 @@ test: $(READY) chromium
 # Kills training 50 times, resumes it each time, and compares what comes out bit for bit.
 soak: $(READY)
 	$(BIN)/python tests/soak.py 50
+
+# Takes 50 000 images of 2 000 classes through the command line, and 2 000 half steps, and measures their memory.
+load: $(READY)
+	$(BIN)/python tests/load.py
 
 # Some tests look at the report in a real browser; without one they are skipped.
 chromium:

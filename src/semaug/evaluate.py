@@ -197,7 +197,8 @@ def match_classes(model_classes: Sequence[str], data_classes: Sequence[str]) -> 
     unknown = [name for name in data_classes if name not in index]
     if unknown:
         listed = ", ".join(unknown[:5]) + (" …" if len(unknown) > 5 else "")
-        missing = [name for name in model_classes if name not in set(data_classes)]
+        known = set(data_classes)
+        missing = [name for name in model_classes if name not in known]
         others = f"; it knows {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''} instead" if missing else ""
         raise UserError(f"the model does not know {len(unknown)} of the data's classes: {listed}{others}")
     return tuple(index[name] for name in data_classes)

@@ -122,12 +122,12 @@ def _images_under(folder: Path, ancestors: frozenset[str] = frozenset()) -> Iter
     if real in ancestors:  # a link to a folder that it lies in
         return
     try:
-        entries = sorted(folder.iterdir())
+        names = sorted(entry.name for entry in folder.iterdir())  # paths would take four times the memory
     except OSError as error:
         raise UserError(f"cannot read the folder {folder}: {error.strerror}") from error
-    for entry in entries:
-        if not entry.name.startswith("."):
-            yield from _images_at(entry, ancestors | {real})
+    for name in names:
+        if not name.startswith("."):
+            yield from _images_at(folder / name, ancestors | {real})
 
 
 # ------------------------------------------------------------------------------------------------------ prediction

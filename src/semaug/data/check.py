@@ -1,6 +1,7 @@
 """What there is to know about a data set before hours are spent on it: its sizes, and what is wrong with it."""
 
 import dataclasses
+import gc
 import hashlib
 import json
 import statistics
@@ -179,6 +180,7 @@ _samples: Samples
 
 def _start_worker(samples: Samples) -> None:
     global _samples
+    gc.freeze()  # what was there before is not looked through, which would copy it into every worker
     _samples = samples
 
 

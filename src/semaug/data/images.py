@@ -5,6 +5,7 @@ aspect ratio not kept) and ``"aspect"`` (the shorter side to `resize`, then the 
 crop of `crop` pixels and flips half of them; evaluation takes the centre crop.
 """
 
+import gc
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -201,6 +202,7 @@ _worker: tuple[Samples, Preprocessing]
 
 def _start_worker(samples: Samples, preprocessing: Preprocessing) -> None:
     global _worker
+    gc.freeze()  # what was there before is not looked through, which would copy it into every worker
     _worker = samples, preprocessing
 
 

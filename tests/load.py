@@ -1,0 +1,227 @@
+"""Many images of many classes through the command line, and many half steps: how much memory they need.
+
+`python tests/load.py` takes 50 000 images of 2 000 classes and prints a table; a shorter form is in test_load.py.
+"""
+
+import gc
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from semaug.meta import LearnableAugmentation, Order
+from tiny import TinyNet
+
+MB = 1e6
+RESIZE, CROP = 36, 32
+PER_NAME = 1_000  # bytes that an image may cost besides its pixels: its path, label and digest
+PROCESSES = 3  # that hold the names: the command and its two workers
+STREAMED = 30 * MB  # that many files given to `predict` may cost more than a tenth of them
+GROWTH = 4 * MB  # of a process between 500 and 2000 half steps
+TRAINING = ["--model", "small", "--pretrained", "False", "--epochs", "1", "--batch-size", "64"]
+TRAINING += ["--resize", str(RESIZE), "--crop", str(CROP), "--lr", "0.01"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many images there are."""
+
+    classes: int
+    train: int  # images of each class
+    test: int
+
+    @property
+    def images(self) -> int:
+        return self.classes * (self.train + self.test)
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a command took."""
+
+    seconds: float
+    own: int  # most bytes of it and its workers together, without those of files, which the kernel may drop
+    largest: int  # most bytes of one of its processes, those of libraries and of the cache of images included
+
+
+WHOLE, NEXT_TO_NOTHING = Size(2_000, 20, 5), Size(2, 4, 2)
+
+
+def image_folder(root: Path, size: Size) -> Path:
+    """root/train/CLASS/N.png and root/test/CLASS/N.jpg: noise of 32 to 40 pixels around a colour for each class."""
+    chance = np.random.default_rng(0)
+    for label in range(size.classes):
+        colour = chance.integers(40, 216, 3)
+        for split, count, suffix in (("train", size.train, "png"), ("test", size.test, "jpg")):
+            folder = root / split / f"class_{label:04}"
+            folder.mkdir(parents=True)
+            for i in range(count):
+                height, width = chance.integers(32, 41, 2)
+                pixels = (colour + chance.integers(-40, 40, (height, width, 3))).astype(np.uint8)
+                image = Image.fromarray(pixels)
+                image.save(folder / f"{i}.{suffix}", **({"compress_level": 1} if suffix == "png" else {}))
+    return root
+
+
+def flat_folder(root: Path, images: Path, count: int) -> Path:
+    """A folder of links to so many of the images."""
+    root.mkdir()
+    for i, file in zip(range(count), sorted(images.rglob("*.*")), strict=False):
+        os.link(file, root / f"{i:05}{file.suffix}")
+    return root
+
+
+def run(*command: str | Path) -> Used:
+    """Run the command line in a process of its own to its end."""
+    started, own = time.monotonic(), 0
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "semaug", *map(str, command)], stdout=said, stderr=said, env=environment
+        )
+        while True:
+            found, status, used = os.wait4(process.pid, os.WNOHANG)
+            if found:
+                break
+            own = max(own, sum(_own(pid) for pid in _family(process.pid)))
+            time.sleep(0.05)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        said.seek(0)
+        assert process.returncode == 0, said.read()
+    return Used(time.monotonic() - started, own, used.ru_maxrss * 1024)
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and all that descend from it."""
+    yield pid
+    try:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return
+    for child in children:
+        yield from _family(child)
+
+
+def _own(pid: int) -> int:
+    """The memory of a process that is in no file; of what it shares with others, its part."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+
+
+# ------------------------------------------------------------------------------------------------------- the commands
+
+
+def check_used(images: Path) -> Used:
+    return run("data", "check", images)
+
+
+def train_used(images: Path, output: Path, method: str) -> Used:
+    cache = output.with_suffix(".cache")
+    return run("train", "--data", images, "--output", output, "--cache", cache, "--method", method, *TRAINING)
+
+
+def predict_used(model: Path, images: Path, output: Path) -> Used:
+    return run("predict", model, images, "--output", output)
+
+
+def names_bound(size: Size) -> float:
+    return PER_NAME * size.images
+
+
+def training_bound(size: Size) -> float:
+    """All decoded pixels, twice the probabilities of the test images, five matrices of confusion, and the names."""
+    pixels = size.images * RESIZE * RESIZE * 3
+    probabilities = size.classes * size.test * size.classes * 4
+    confusion = size.classes**2 * 8
+    return pixels + 2 * probabilities + 5 * confusion + PROCESSES * names_bound(size)
+
+
+# --------------------------------------------------------------------------------------------------------- half steps
+
+
+def resident() -> int:
+    """Memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def live_tensors() -> int:
+    """How many tensors there are."""
+    gc.collect()
+    return sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
+
+
+def half_steps(order: Order, marks: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Tensors and memory of this process after so many half steps of the meta loop."""
+    torch.manual_seed(0)
+    model = TinyNet(classes=10, width=16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    learner = LearnableAugmentation(model, optimizer, order=order, frozen_blocks=1)
+    found = []
+    for done in range(2, marks[-1] + 1, 2):
+        learner.step(torch.randn(16, 3, 32, 32), torch.randint(10, (16,)))
+        if done in marks:
+            found.append((live_tensors(), resident()))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------- everything
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        commands(Path(name), WHOLE)
+    for order in ("paper", "pipelined"):
+        (tensors, memory), (tensors_after, memory_after) = half_steps(order, (500, 2000))
+        grown = memory_after - memory
+        print(
+            f"half steps, {order}: {tensors} tensors and {memory / MB:.0f} MB after 500, {grown / MB:+.1f} MB by 2000"
+        )
+        assert tensors_after == tensors
+        assert grown < GROWTH
+
+
+def commands(folder: Path, size: Size) -> None:
+    """Each command on so many images, and on next to none; the difference must be within the bound."""
+    images, few = image_folder(folder / "images", size), image_folder(folder / "few", NEXT_TO_NOTHING)
+    print(f"{size.images} images of {size.classes} classes", flush=True)
+    hold("data check", check_used(images), check_used(few), PROCESSES * names_bound(size))
+    for method in ("isda", "learnable"):
+        output = folder / method
+        used, base = train_used(images, output, method), train_used(few, folder / f"few-{method}", method)
+        hold(f"train, {method}", used, base, training_bound(size))
+        for file in ("report.html", "evaluation.json", "samples.json"):
+            print(f"    {file} {(output / file).stat().st_size / MB:.2f} MB")
+    many, tenth = size.images // 5, size.images // 50
+    several = {count: flat_folder(folder / f"flat-{count}", images, count) for count in (many, tenth)}
+    used = {count: predict_used(folder / "isda", several[count], folder / f"{count}.csv") for count in several}
+    hold(f"predict {many} instead of {tenth} files", used[many], used[tenth], STREAMED)
+    assert len((folder / f"{many}.csv").read_text().splitlines()) == 1 + many
+
+
+def hold(what: str, used: Used, base: Used, bound: float) -> None:
+    """Print what a command used, and fail where that is too much."""
+    grown = max(used.own - base.own, used.largest - base.largest)
+    print(
+        f"{what}: {used.seconds:.0f} s, {used.own / MB:.0f} MB of its own (few: {base.own / MB:.0f}), "
+        f"largest process {used.largest / MB:.0f} MB (few: {base.largest / MB:.0f}): "
+        f"grown by {grown / MB:.0f} of at most {bound / MB:.0f} MB",
+        flush=True,
+    )
+    assert grown < bound, what
+
+
+if __name__ == "__main__":
+    main()

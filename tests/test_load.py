@@ -1,0 +1,86 @@
+"""Memory does not grow with the number of images or steps; the long form, by the command line, is load.py."""
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import load
+from semaug.data.check import check_data
+from semaug.data.images import Preprocessing, decoded
+from semaug.data.readers import read_data
+from semaug.data.samples import DataSet
+from semaug.meta import Order
+from semaug.models import build_model
+from semaug.predict import expand, predict, write
+from semaug.report.matrix import confusion_matrix
+from semaug.report.reading import ReportedRun
+from semaug.runs import Classifier
+
+SIZE = load.Size(classes=100, train=16, test=4)
+SETTINGS = Preprocessing(load.RESIZE, load.CROP)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return load.image_folder(tmp_path_factory.mktemp("load") / "images", SIZE)
+
+
+@pytest.fixture(scope="module")
+def data(images: Path) -> DataSet:
+    return read_data(str(images))
+
+
+def peak(function: Callable[[], object]) -> int:
+    """The most bytes that Python and NumPy held for a call, besides those that there were."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_predictions_of_many_files_need_no_more_memory_than_those_of_some(images: Path, tmp_path: Path) -> None:
+    classes = tuple(f"class_{label:04}" for label in range(SIZE.classes))
+    classifier = Classifier(build_model("small", SIZE.classes, SETTINGS.crop).eval(), classes, SETTINGS, "small", {})
+
+    def used(count: int) -> int:
+        folder = load.flat_folder(tmp_path / str(count), images, count)
+        table = tmp_path / f"{count}.csv"
+        found = peak(lambda: write(predict(classifier, expand([folder]), batch_size=16, workers=1), table))
+        assert len(table.read_text().splitlines()) == 1 + count
+        return found
+
+    used(50)  # what is loaded once
+    some = used(200)
+    assert used(1000) - some < 200_000, "the decoded images have 3 100 000 bytes, and the rows 500 000"
+
+
+def test_a_check_holds_no_images(data: DataSet) -> None:
+    assert peak(lambda: check_data(data)) < load.names_bound(SIZE), "the images have 7 800 000 bytes"
+
+
+def test_what_is_decoded_into_the_cache_is_not_held(data: DataSet, tmp_path: Path) -> None:
+    train = data.splits["train"]
+    assert peak(lambda: decoded(train, SETTINGS, tmp_path)) < load.names_bound(SIZE)
+    assert len(decoded(train, SETTINGS, tmp_path)) == SIZE.classes * SIZE.train
+
+
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+def test_half_steps_leave_no_tensors_behind(order: Order) -> None:
+    (before, _), (after, _) = load.half_steps(order, (10, 40))
+    assert after == before
+
+
+def test_a_confusion_matrix_of_2000_classes_stays_small() -> None:
+    entries = [[i % 2000, predicted, 1] for i, predicted in enumerate(torch.randint(2000, (10_000,)).tolist())]
+    evaluation = {"classes": [{"name": f"class {i}"} for i in range(2000)], "confusion": entries}
+    matrix = confusion_matrix(ReportedRun(Path(), "run", 0, {}, [], [], evaluation, []))
+    assert matrix is not None
+    assert matrix.width < 2100
+    assert sum(len(shade.path) for shade in matrix.shades) < 500_000
+    assert not matrix.counts
+    assert len(matrix.rows) <= 12
