@@ -105,7 +105,7 @@ def find_blocks(model: nn.Module, head: str, blocks: list[str] | None = None) ->
     else:
         matcher = None
     if matcher is None:
-        units = [name for name, module in _in_sequence(model) if any(True for _ in module.parameters())]
+        units = [name for name, module in in_sequence(model) if any(True for _ in module.parameters())]
         return [Block(unit, tuple(n for n in names if below(n, unit))) for unit in units if not below(head, unit)]
     from timm.models import group_parameters  # here, so that the loss alone does not load timm
 
@@ -129,9 +129,10 @@ def below(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
 
 
-def _in_sequence(module: nn.Module, prefix: str = "") -> Iterable[tuple[str, nn.Module]]:
+def in_sequence(module: nn.Module, prefix: str = "") -> Iterable[tuple[str, nn.Module]]:
+    """The children by name, with those of nested sequences in their place."""
     for name, child in module.named_children():
         if isinstance(child, nn.Sequential):
-            yield from _in_sequence(child, f"{prefix}{name}.")
+            yield from in_sequence(child, f"{prefix}{name}.")
         else:
             yield prefix + name, child

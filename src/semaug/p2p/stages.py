@@ -1,12 +1,11 @@
 """The last stages of any convolutional backbone: what it puts out at each resolution."""
 
-from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from semaug.blocks import find_head
+from semaug.blocks import find_head, in_sequence
 
 LOOK = 128  # pixels: the last map of a network of stride 32 has more than one place, unlike what global pooling makes
 
@@ -57,7 +56,7 @@ class Stages:
 
     def _find(self, backbone: nn.Module, images: Tensor) -> list[str]:
         last: dict[int, str] = {}
-        for name, output in _outputs(backbone, [name for name, _ in _in_sequence(backbone)], images).items():
+        for name, output in _outputs(backbone, [name for name, _ in in_sequence(backbone)], images).items():
             side = output.shape[2] if _is_map(output) else 0
             if 1 < side <= min(last, default=side):  # a larger one comes from pooling to a fixed size
                 last[side] = name
@@ -89,14 +88,6 @@ def _outputs(model: nn.Module, names: list[str], images: Tensor) -> dict[str, Te
         for handle in handles:
             handle.remove()
     return outputs
-
-
-def _in_sequence(module: nn.Module, prefix: str = "") -> Iterable[tuple[str, nn.Module]]:
-    for name, child in module.named_children():
-        if isinstance(child, nn.Sequential):
-            yield from _in_sequence(child, f"{prefix}{name}.")
-        else:
-            yield prefix + name, child
 
 
 def drop_unused(backbone: nn.Module, stages: Stages) -> None:
