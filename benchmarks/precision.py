@@ -37,13 +37,13 @@ class HalfStep(semaug.LearnableAugmentation):
 
     look: Callable[[TrainProblem, dict[str, Tensor]], None]
 
-    def _update_source(self, parts, parameters, sensitivity, gradient, meta_loss, *, strength, detach):  # type: ignore[no-untyped-def]
+    def _update_source(self, parts, parameters, direction, meta_loss, *, strength, detach):  # type: ignore[no-untyped-def]
         (part,) = parts
         features = part.features.detach()
         features = features if features.dtype == torch.float64 else features.float()
         loss = self._train_loss(part.labels, features, strength)
         problem = TrainProblem(self.network, part.tape, dict(parameters), features, loss, self.autocast)
-        self.look(problem, {name: sensitivity[name] * value for name, value in gradient.items()})
+        self.look(problem, dict(direction))
         return {}
 
 

@@ -49,6 +49,7 @@ def pair(frozen: int, order: str, sgd: dict[str, Any], **options: Any) -> tuple[
         detach_real=options.get("detach_real", False),
         clip=options.get("clip_norm"),
         interval=options.get("interval", 1),
+        aligned=options.get("objective") == "alignment",
     )
     learner = semaug.LearnableAugmentation(
         network,
@@ -84,6 +85,7 @@ VARIANTS = [
     {"detach_real": True},
     {"interval": 3},
     {"clip_norm": 0.5},
+    {"objective": "alignment"},
 ]
 CASES = [(2, rule, {}) for rule in SGD_RULES] + [(0, SGD_RULES[2], variant) for variant in VARIANTS]
 
@@ -317,10 +319,11 @@ def test_every_source_trains_in_both_orders_with_equal_engines(source: Any, orde
     torch.testing.assert_close(*states, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("objective", ["loss", "alignment"])
 @pytest.mark.parametrize("order", ["paper", "pipelined"])
-def test_training_goes_on_exactly_from_a_saved_state(order: str) -> None:
+def test_training_goes_on_exactly_from_a_saved_state(order: str, objective: str) -> None:
     data = batches(4)
-    learner, _ = pair(1, order, {"momentum": 0.9})
+    learner, _ = pair(1, order, {"momentum": 0.9}, objective=objective)
     torch.manual_seed(1)
     for images, labels in data[:2]:
         learner.step(images, labels)
@@ -331,7 +334,7 @@ def test_training_goes_on_exactly_from_a_saved_state(order: str) -> None:
     for images, labels in data[2:]:
         learner.step(images, labels)
 
-    resumed, _ = pair(1, order, {"momentum": 0.9})
+    resumed, _ = pair(1, order, {"momentum": 0.9}, objective=objective)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
     for part, state in zip((resumed.network.model, resumed.optimizer, resumed), saved, strict=True):
@@ -403,6 +406,7 @@ def test_bad_values_are_refused_before_any_parameter_changes() -> None:
     [
         ({"order": "random"}, "order must be"),
         ({"engine": "magic"}, "engine must be"),
+        ({"objective": "fame"}, "objective must be"),
         ({"interval": 0}, "interval must be"),
         ({"micro_batch": 0}, "micro_batch must be"),
         ({"strength": -1.0}, "maximum ≥ 0"),

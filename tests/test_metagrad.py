@@ -40,11 +40,11 @@ def test_jvp_equals_double_backward(name: str) -> None:
 
         part = Part(images[:4], labels[:4])
         pseudo = learner.pseudo_update([part])
-        point = {key: parameter.requires_grad_() for key, (parameter, _) in pseudo.items()}
+        point = {key: parameter.requires_grad_() for key, parameter in pseudo.point.items()}
         meta_features, _ = network.forward_at(point, images[4:])
         loss = learner._meta_loss(meta_features, labels[4:], *network.head_parameters(point))
         gradients = torch.autograd.grad(loss, list(point.values()))
-        direction = {key: pseudo[key][1] * value for key, value in zip(point, gradients, strict=True)}
+        direction = {key: pseudo.sensitivity[key] * value for key, value in zip(point, gradients, strict=True)}
         features = part.features.detach()
         train_loss = learner._train_loss(part.labels, features)
         problem = TrainProblem(network, part.tape, learner._late_parameters(), features, train_loss)

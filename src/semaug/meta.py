@@ -28,11 +28,12 @@ from semaug import functional
 from semaug.covariance import Covariance, Diagonal
 from semaug.metagrad import Engine, HeadLoss, HeadLossAlong, TrainProblem, global_norm, meta_gradient
 from semaug.network import Network, Tape
-from semaug.optim import Step, pseudo_step, sensitivities
+from semaug.optim import pseudo_step, sensitivities
 from semaug.precision import full_precision, widened
 from semaug.sources import CovNet, Source
 
 Order = Literal["paper", "pipelined"]
+Objective = Literal["loss", "alignment"]
 Metrics = dict[str, Tensor]
 
 
@@ -49,6 +50,15 @@ class Part:
 
 
 @dataclass
+class Pseudo:
+    """The pseudo update: where it takes the late parameters, and how that depends on the gradient of L_train."""
+
+    point: dict[str, Tensor]
+    sensitivity: dict[str, Tensor | float]
+    gradient: dict[str, Tensor] | None  # of L_train, where the meta objective looks at it
+
+
+@dataclass
 class _RealStep:
     """A real update that the pipelined order differentiates one half step later."""
 
@@ -56,6 +66,7 @@ class _RealStep:
     parameters: dict[str, Tensor]  # late ones, before the update
     sensitivity: dict[str, Tensor | float]
     strength: float
+    gradient: dict[str, Tensor] | None = None
 
 
 class LearnableAugmentation:
@@ -69,12 +80,14 @@ class LearnableAugmentation:
 
     ``strength`` is λ0; :meth:`set_progress` makes λ grow as ``progress^strength_power · λ0``, and without it λ stays
     at λ0. ``frozen_blocks``: the stem and that many blocks keep out of the pseudo update. ``interval``: the meta loop
-    runs every that many half steps. ``detach_real``: stop gradients from Σ into the features in the real update; the
-    authors' code lets them flow. ``clip_norm`` clips f's gradient, in the pseudo update (over the late parameters, its
-    factor taken as constant) and in the real one. ``micro_batch``: at most this many images go through the network at
-    once and gradients are summed, for the same half batch in less memory (BatchNorm sees, and class-wise statistics
-    take in, one micro-batch after the other). ``autocast``: precision of the backbone, with ``scaler`` for fp16.
-    ``check_values=False`` skips the look at labels and features, for which the host waits.
+    runs every that many half steps. ``objective``: CovNet is to lower the meta loss after the step, as in the paper
+    (``"loss"``), or to turn the step, at its length, towards where the meta loss falls (``"alignment"``): a larger Σ
+    that only makes the same step longer is then worth nothing. ``detach_real``: stop gradients from Σ into the features
+    in the real update; the authors' code lets them flow. ``clip_norm`` clips f's gradient, in the pseudo update (over
+    the late parameters, its factor taken as constant) and in the real one. ``micro_batch``: at most this many images go
+    through the network at once and gradients are summed, for the same half batch in less memory (BatchNorm sees, and
+    class-wise statistics take in, one micro-batch after the other). ``autocast``: precision of the backbone, with
+    ``scaler`` for fp16. ``check_values=False`` skips the look at labels and features, for which the host waits.
 
     >>> learner = LearnableAugmentation(model, optimizer, strength=10.0, frozen_blocks=10)      # doctest: +SKIP
     >>> for epoch in range(epochs):                                                             # doctest: +SKIP
@@ -96,6 +109,7 @@ class LearnableAugmentation:
         interval: int = 1,
         order: Order = "paper",
         engine: Engine = "jvp",
+        objective: Objective = "loss",
         detach_real: bool = False,
         label_smoothing: float = 0.0,
         clip_norm: float | None = None,
@@ -108,6 +122,8 @@ class LearnableAugmentation:
             raise ValueError(f"order must be 'paper' or 'pipelined', not {order!r}")
         if engine not in ("jvp", "double_backward"):
             raise ValueError(f"engine must be 'jvp' or 'double_backward', not {engine!r}")
+        if objective not in ("loss", "alignment"):
+            raise ValueError(f"objective must be 'loss' or 'alignment', not {objective!r}")
         for option, value in (("interval", interval), ("micro_batch", 1 if micro_batch is None else micro_batch)):
             if value < 1:
                 raise ValueError(f"{option} must be at least 1, not {value}")
@@ -121,7 +137,7 @@ class LearnableAugmentation:
         self.meta_optimizer = meta_optimizer or (SGD(self._learned, lr=0.001) if self._learned else None)
         self.max_strength, self.strength_power = strength, strength_power
         self.strength = functional.strength(1, 1, strength, strength_power)
-        self.interval, self.order, self.engine = interval, order, engine
+        self.interval, self.order, self.engine, self.objective = interval, order, engine, objective
         self.detach_real, self.label_smoothing, self.clip_norm = detach_real, label_smoothing, clip_norm
         self.autocast, self.scaler, self.check_values = autocast, scaler, check_values
         self.micro_batch = micro_batch
@@ -204,7 +220,7 @@ class LearnableAugmentation:
 
     # -- the three updates of Algorithm 1 -----------------------------------------------------------------------------
 
-    def pseudo_update(self, parts: list[Part]) -> dict[str, Step]:
+    def pseudo_update(self, parts: list[Part]) -> Pseudo:
         """Where one step of f's optimiser on the ISDA loss takes the late parameters, and its sensitivity."""
         late = self._late_parameters()
 
@@ -215,14 +231,23 @@ class LearnableAugmentation:
         gradients, _ = self._summed_gradients(parts, loss, list(late.values()))
         factor = self._clip_(gradients)
         steps = pseudo_step(self.optimizer, list(late.values()), gradients)
-        return {name: (point, factor * slope) for name, (point, slope) in zip(late, steps, strict=True)}
+        return Pseudo(
+            {name: point for name, (point, _) in zip(late, steps, strict=True)},
+            {name: factor * slope for name, (_, slope) in zip(late, steps, strict=True)},
+            self._looked_at(late, gradients),
+        )
 
-    def meta_update(self, parts: list[Part], pseudo: Mapping[str, Step], meta_parts: list[Part]) -> Metrics:
+    def meta_update(self, parts: list[Part], pseudo: Pseudo, meta_parts: list[Part]) -> Metrics:
         """One step on θ_g along the gradient, through the pseudo update, of the cross-entropy on the meta batch."""
-        gradient, meta_loss = self._gradient_at({name: point for name, (point, _) in pseudo.items()}, meta_parts)
-        sensitivity = {name: slope for name, (_, slope) in pseudo.items()}
-        late = self._late_parameters()
-        return self._update_source(parts, late, sensitivity, gradient, meta_loss, strength=self.strength, detach=True)
+        gradient, meta_loss = self._gradient_at(pseudo.point, meta_parts)
+        return self._update_source(
+            parts,
+            self._late_parameters(),
+            self._direction(gradient, pseudo.sensitivity, pseudo.gradient),
+            meta_loss,
+            strength=self.strength,
+            detach=True,
+        )
 
     @torch.enable_grad()
     def _gradient_at(self, point: Mapping[str, Tensor], parts: list[Part]) -> tuple[dict[str, Tensor], Tensor]:
@@ -251,8 +276,7 @@ class LearnableAugmentation:
         return self._update_source(
             last.parts,
             last.parameters,
-            last.sensitivity,
-            gradient,
+            self._direction(gradient, last.sensitivity, last.gradient),
             meta_loss,
             strength=last.strength,
             detach=self.detach_real,
@@ -302,22 +326,39 @@ class LearnableAugmentation:
             {name: parameter.detach().clone() for name, parameter in late.items()},
             {name: factor * slope for name, slope in zip(late, slopes, strict=True)},
             self.strength,
+            self._looked_at(late, gradients, copy=True),  # which the optimiser may change
         )
+
+    def _looked_at(
+        self, late: Mapping[str, Tensor], gradients: list[Tensor], copy: bool = False
+    ) -> dict[str, Tensor] | None:
+        if self.objective != "alignment":
+            return None
+        return {name: g.clone() if copy else g for name, g in zip(late, gradients, strict=True)}
+
+    def _direction(
+        self,
+        gradient: Mapping[str, Tensor],
+        sensitivity: Mapping[str, Tensor | float],
+        train_gradient: Mapping[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
+        """What L_train's gradient is to be moved along: the meta loss's `gradient` after the step, seen through it."""
+        if train_gradient is not None:
+            gradient = _across(gradient, _scaled(train_gradient, sensitivity))
+        return _scaled(gradient, sensitivity)
 
     def _update_source(
         self,
         parts: list[Part],
         parameters: Mapping[str, Tensor],
-        sensitivity: Mapping[str, Tensor | float],
-        gradient: Mapping[str, Tensor],
+        direction: Mapping[str, Tensor],
         meta_loss: Tensor,
         *,
         strength: float,
         detach: bool,
     ) -> Metrics:
-        """One step on θ_g, for L_train of `parts` at `parameters` and the meta loss's `gradient` after the step."""
+        """One step on θ_g along the mixed derivative of L_train, of `parts` at `parameters`, in θ_g and `direction`."""
         assert self.meta_optimizer is not None
-        direction = _scaled(gradient, sensitivity)
         total: list[Tensor] | None = None
         for part in parts:
             assert part.features is not None and part.tape is not None  # noqa: PT018
@@ -562,6 +603,17 @@ def _scaled(gradient: Mapping[str, Tensor], sensitivity: Mapping[str, Tensor | f
     if len(numbers) < len(slopes):
         return {name: slope * value for (name, value), slope in zip(gradient.items(), slopes, strict=True)}
     return dict(zip(gradient, torch._foreach_mul(list(gradient.values()), numbers), strict=True))
+
+
+def _across(gradient: Mapping[str, Tensor], step: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The part of a gradient that is orthogonal to a step: what is left of its slope when the step keeps its length."""
+    ours, theirs = list(gradient.values()), [step[name] for name in gradient]
+    along = _total(torch._foreach_mul(ours, theirs)) / _total(torch._foreach_mul(theirs, theirs)).clamp_min(1e-30)
+    return dict(zip(gradient, torch._foreach_sub(ours, torch._foreach_mul(theirs, along)), strict=True))
+
+
+def _total(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([tensor.sum() for tensor in tensors]).sum()
 
 
 def _part_state(part: Part) -> dict[str, Any]:

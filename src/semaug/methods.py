@@ -72,6 +72,9 @@ class Augmentation:
     """Optimiser of CovNet."""
     order: Literal["paper", "pipelined"] = "paper"
     """Order of the updates: the paper's, or the pipelined one, which costs less."""
+    meta_objective: Literal["loss", "alignment"] = "loss"
+    """What CovNet is to improve: the meta loss after a step, as in the paper; or the direction of the step at its
+    length, so that a Σ that only makes steps longer gains nothing."""
     engine: Literal["jvp", "double_backward"] = "jvp"
     """How the meta-gradient is computed; both give the same number."""
     frozen_blocks: int = 0
@@ -175,6 +178,7 @@ def make_learner(
         interval=settings.interval,
         order=settings.order,
         engine=settings.engine,
+        objective=settings.meta_objective,
         detach_real=settings.detach_real,
         label_smoothing=label_smoothing,
         clip_norm=clip_norm,

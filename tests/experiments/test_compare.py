@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from scipy import stats
 
 from photos import photo_folder
 from semaug.cli import Compare, main
+from semaug.errors import UserError
 from semaug.experiments import workers
 from semaug.experiments.compare import Measured, Row, Split, collect, conclusions, notes, rich_table
 from semaug.experiments.grid import Cell, CompareConfig, command
@@ -339,3 +341,52 @@ def test_the_notes_warn_of_what_flatters_and_of_what_differs() -> None:
 def test_jobs_of_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_gpus", lambda: [])
     assert workers.default_jobs("full") == 1
+
+
+def test_a_method_may_have_options_of_its_own() -> None:
+    config = grid(
+        method=(
+            "basic --label-smoothing 0.1",
+            "learnable",
+            "learnable --fixed-trace 0.5 --meta-lr 1e-4",
+            "isda --strength 7",
+        ),
+        strength=(5.0, 20.0),
+    )
+    config.check()
+    cells = list(config.cells())
+    assert [cell.title for cell in cells] == [
+        "basic --label-smoothing 0.1",
+        "learnable (λ0 5)",
+        "learnable (λ0 20)",
+        "learnable --fixed-trace 0.5 --meta-lr 1e-4 (λ0 5)",
+        "learnable --fixed-trace 0.5 --meta-lr 1e-4 (λ0 20)",
+        "isda --strength 7 (λ0 7)",
+    ]
+    runs = [config.settings(cell, 0) for cell in cells]
+    assert [run.label_smoothing for run in runs] == [0.1, 0, 0, 0, 0, 0]
+    assert [run.augmentation.fixed_trace for run in runs] == [None, None, None, 0.5, 0.5, None]
+    assert runs[4].augmentation.strength == 20.0
+    assert runs[5].augmentation.strength == 7.0
+    assert len({run.output for run in runs}) == len(runs)
+    same = grid(method=("learnable",), strength=(20.0,))
+    augmentation = replace(same.training.augmentation, fixed_trace=0.5, meta_lr=1e-4)
+    same = replace(same, training=replace(same.training, augmentation=augmentation))
+    assert same.settings(Cell("small", "learnable", 20.0), 0).output == runs[4].output
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        ("learnable --fixed-tracks 3", "'--fixed-tracks 3' are not options that semaug train would take"),
+        ("learnable --fixed-trace much", "'--fixed-trace much' are not options that semaug train would take"),
+        ("isda --fixed-trace 0.5", "isda does not look at all of these options"),
+        ("isda --seed 3", "--seed cannot be an option of one method"),
+        ("isda --data=x", "--data=x cannot be an option of one method"),
+        ("isda 'x", "no closing quotation"),
+        ("", "unknown method ''"),
+    ],
+)
+def test_own_options_that_make_no_sense_are_refused(method: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        grid(method=("basic", method)).check()

@@ -57,6 +57,9 @@ class BenchConfig:
     """bf16 on a GPU, fp32 on a CPU if not given."""
     compile: bool = False
     """Speed up the network's forward and backward pass, plain training's too, by torch.compile; it takes minutes."""
+    cudnn_search: bool = False
+    """Let cuDNN search for its fastest algorithms first, which training does not do: with many kinds of convolutions it
+    takes minutes."""
     skip: tuple[str, ...] = ()
     """Methods to leave out: isda, paper, paper-double-backward, pipelined, paper-interval, pipelined-interval."""
     repetitions: int | None = None
@@ -129,4 +132,6 @@ class BenchConfig:
             f"{self.model}, {self.pixels} px, {self.half} + {self.half} images, {self.classes} classes",
             f"{self.frozen_blocks or 'no'} block{'s' if self.frozen_blocks != 1 else ''} frozen, {self.precision}",
         ]
-        return ", ".join([*parts, *(["compiled"] if self.compile else [])])
+        return ", ".join(
+            [*parts, *(["compiled"] if self.compile else []), *(["cuDNN searched"] if self.cudnn_search else [])]
+        )

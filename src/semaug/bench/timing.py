@@ -37,9 +37,9 @@ from semaug.progress import Progress
 
 @contextmanager
 def _settings(config: BenchConfig) -> Iterator[None]:
-    """Let cuDNN choose its fastest algorithms, and torch.compile keep a version for each of the methods' networks."""
+    """Have cuDNN search as configured, and torch.compile keep a version for each of the methods' networks."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = config.cudnn_search
     try:
         if config.compile:
             from torch._dynamo import config as dynamo

@@ -281,7 +281,7 @@ def _texts(row: Row) -> list[str]:
     difference = row.difference
     return [
         row.cell.network,
-        row.cell.method,
+        row.cell.name,
         "" if row.cell.strength is None else f"{row.cell.strength:g}",
         "none" if row.mean is None else _with_error(f"{row.mean:.1f}", row.spread),
         str(len(row.runs)),
@@ -311,8 +311,8 @@ def rich_table(rows: Sequence[Row], title: str) -> Table:
         title += f", {texts[0][0]}"
     table = Table(title=Text(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i in used:
-        wide = names[i] == "network"
         text = names[i] in ("network", "method")
+        wide = names[i] == "network" or (text and any(row.cell.options for row in rows))
         table.add_column(names[i], justify="left" if text else "right", overflow="fold", no_wrap=not wide)
     for i, row in enumerate(texts):
         new = i + 1 < len(texts) and texts[i + 1][0] != row[0]
@@ -366,7 +366,7 @@ def _write(
         "command": said,
         "versions": versions(),
         "settings": json.loads(json.dumps(asdict(config), default=str)),
-        "baseline": rows[0].cell.method,
+        "baseline": rows[0].cell.name,
         "split": asdict(split),
         "cells": [row.to_json() for row in rows],
         "conclusions": list(concluded),

@@ -1,4 +1,4 @@
-"""What `semaug compare` trains: methods × networks × strengths × seeds, all with the same settings."""
+"""What `semaug compare` trains: methods × networks × strengths × seeds, all else being equal."""
 
 import os
 import shlex
@@ -44,7 +44,8 @@ class CompareConfig:
     """Compare methods on one data set, over several seeds."""
 
     method: tuple[str, ...] = ("basic", "constant", "isda", "learnable")
-    """Methods to compare; the first is the baseline that the others are measured against."""
+    """Methods to compare; the first is the baseline that the others are measured against. In quotes, one may have
+    options of its own, as in "learnable --fixed-trace 0.5"."""
     model: tuple[str, ...] | None = None
     """Networks, on each of which the methods are compared: timm names, or torchvision/NAME; resnet50 if not given (a
     small network of our own on the embedded birds)."""
@@ -73,11 +74,12 @@ class CompareConfig:
             values = getattr(self, option)
             if values is not None:
                 _check_list(f"--{option}", values)
-        for method in self.method:
+        named = [split_method(text)[0] for text in self.method]
+        for method in named:
             if method not in METHODS:
                 raise UserError(f"unknown method {method!r}; the methods are {', '.join(METHODS)}")
-        if self.strength is not None and not any(map(augments, self.method)):
-            raise UserError(f"--strength is for methods that augment features, and {', '.join(self.method)} do not")
+        if self.strength is not None and not any(map(augments, named)):
+            raise UserError(f"--strength is for methods that augment features, and {', '.join(named)} do not")
         for strength in self.strength or ():
             if not 0 <= strength < float("inf"):
                 raise UserError(f"--strength must be at least 0, not {strength:g}")
@@ -89,27 +91,61 @@ class CompareConfig:
     def cells(self) -> Iterator["Cell"]:
         """Networks × methods × strengths; a method that does not augment has one cell on each network."""
         for network in self.networks:
-            for method in self.method:
-                own = Augmentation().filled(method).strength
-                for strength in (self.strength or (own,)) if augments(method) else (None,):
-                    yield Cell(network, method, strength)
+            for method, options in map(split_method, self.method):
+                default = Augmentation().filled(method).strength
+                own = self._with(options, TrainConfig()).augmentation.strength
+                tried = self.strength or (default,) if own is None else (own,)
+                for strength in tried if augments(method) else (None,):
+                    yield Cell(network, method, strength, shlex.join(options))
 
     def settings(self, cell: "Cell", seed: int) -> TrainConfig:
         """The settings of a run; the same settings give the same run directory."""
         method = cast(Method, cell.method)
-        shared = replace(self.training.augmentation, strength=cell.strength, frozen_blocks=self._frozen()[cell.network])
-        config = replace(
-            self.training,
+        shared = _as(TrainConfig, self.training)
+        augmentation = replace(
+            _as(Augmentation, self.training.augmentation),
+            strength=cell.strength,
+            frozen_blocks=self._frozen()[cell.network],
+        )
+        shared = replace(
+            shared,
             data=self.data,
             model=cell.network,
             method=method,
             weights=self._weights()[cell.network],
-            augmentation=cast(Any, relevant(cast(Method, method.removeprefix("p2p+")), shared)),
+            augmentation=self._relevant(method, augmentation),
             seed=seed,
-        ).filled()
+        )
+        config = self._with(shlex.split(cell.options), shared)
+        if self._relevant(method, config.augmentation) != config.augmentation:
+            raise UserError(f"--method {cell.method} {cell.options}: {method} does not look at all of these options")
+        config = config.filled()
         strength = () if cell.strength is None else (f"{cell.strength:g}",)
         name = stem((Path(self.data).stem, cell.network, method, *strength), config, self.data)
         return replace(config, output=self.output / "runs" / f"{name}-s{seed}")
+
+    def _relevant(self, method: str, augmentation: Augmentation) -> Augmentation:
+        return relevant(cast(Method, method.removeprefix("p2p+")), augmentation)
+
+    def _with(self, options: Sequence[str], config: TrainConfig) -> TrainConfig:
+        """A configuration with a method's own options, which are those of `semaug train`."""
+        if not options:
+            return config
+        said = shlex.join(options)
+        for word in options:
+            name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+            if word.startswith("--") and name in _NOT_ITS_OWN:
+                raise UserError(f"{word} cannot be an option of one method ({said}): all runs share it")
+        try:
+            return tyro.cli(
+                TrainConfig,
+                args=list(options),
+                default=config,
+                config=(tyro.conf.OmitArgPrefixes,),
+                console_outputs=False,
+            )
+        except SystemExit as error:
+            raise UserError(f"{said!r} are not options that semaug train would take") from error
 
     @cached_property
     def data(self) -> str:
@@ -150,10 +186,32 @@ class Cell:
     network: str
     method: str
     strength: float | None
+    options: str = ""  # of its own, as on a command line
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.options}".strip()
 
     @property
     def title(self) -> str:
-        return self.method if self.strength is None else f"{self.method} (λ0 {self.strength:g})"
+        return self.name if self.strength is None else f"{self.name} (λ0 {self.strength:g})"
+
+
+_NOT_ITS_OWN = ("data", "data_root", "model", "weights", "method", "output", "seed", "resume")
+
+
+def _as(kind: type[Value], options: Any) -> Value:
+    """The same options as another dataclass has them."""
+    return kind(**{option.name: getattr(options, option.name) for option in fields(cast(Any, kind))})
+
+
+def split_method(text: str) -> tuple[str, list[str]]:
+    """A method and its own options."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"--method {text}: {str(error).lower()}") from error
+    return (words[0], words[1:]) if words else ("", [])
 
 
 def augments(method: str) -> bool:
