@@ -53,7 +53,7 @@ class Used:
     largest: int  # most bytes of one of its processes, those of libraries and of the cache of images included
 
 
-WHOLE, NEXT_TO_NOTHING = Size(2_000, 20, 5), Size(2, 4, 2)
+WHOLE, LITTLE = Size(2_000, 20, 5), Size(20, 20, 5)  # enough of them that all processes have begun
 
 
 def image_folder(root: Path, size: Size) -> Path:
@@ -194,8 +194,8 @@ def main() -> None:
 
 
 def commands(folder: Path, size: Size) -> None:
-    """Each command on so many images, and on next to none; the difference must be within the bound."""
-    images, few = image_folder(folder / "images", size), image_folder(folder / "few", NEXT_TO_NOTHING)
+    """Each command on so many images, and on a hundredth; the difference must be within the bound."""
+    images, few = image_folder(folder / "images", size), image_folder(folder / "few", LITTLE)
     print(f"{size.images} images of {size.classes} classes", flush=True)
     hold("data check", check_used(images), check_used(few), PROCESSES * names_bound(size))
     for method in ("isda", "learnable"):

@@ -364,8 +364,8 @@ class Figures:
         tyro.conf.Positional,
     ]
     """What to draw."""
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """Run directories."""
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Run directories; NAME=RUN gives one a name in the figure."""
     output: Path = Path("figures")
     """The folder to write to."""
     group: str | None = None

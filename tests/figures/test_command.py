@@ -47,6 +47,19 @@ def test_one_figure_of_each_run(runs: Runs, tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.glob("*.png")} == {"confusions-basic.png", "confusions-isda.png"}
 
 
+def test_runs_can_be_given_names(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = tmp_path / "a=b"
+    shutil.copytree(runs["isda"], odd)
+    named = [f"class-wise={runs['isda']}", f"as in the paper={runs['learnable']}", odd]
+    assert figures("diagnostics", *named, "--output", tmp_path / "out") == 0
+    told = capsys.readouterr().out
+    assert "as in the paper: mean variance" in told
+    assert "class-wise: mean variance" in told
+    assert "a=b: mean variance" in told
+    assert figures("diagnostics", f"x={runs['isda']}", f"x={odd}", "--output", tmp_path / "out") == 2
+    assert "two runs have the same name: x, x" in capsys.readouterr().err
+
+
 def test_mistakes_are_one_sentence_and_exit_code_2(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

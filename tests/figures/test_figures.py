@@ -353,6 +353,9 @@ def test_the_figure_of_the_covariance_during_training(runs: Runs) -> None:
     assert "not shown: basic" in figure.caption
     rows = read_metrics(runs["learnable"])
     assert figure.numbers["runs"]["learnable"]["drift"] == {"first": rows[0]["drift"], "last": rows[-1]["drift"]}
+    last = rows[-1]
+    slope = last["meta_gradient_norm"] / ((rows[-2]["lr"] + last["lr"]) / 2 * last["strength"])
+    assert figure.numbers["runs"]["learnable"]["meta_slope"]["last"] == pytest.approx(slope)
     with pytest.raises(UserError, match="nothing to say about Σ"):
         diagnostics({"basic": runs["basic"]})
 

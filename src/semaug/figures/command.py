@@ -29,18 +29,25 @@ _KNOWN = {
 }
 
 
-def draw(kind: str, paths: Sequence[Path], options: Mapping[str, Any]) -> list[Figure]:
-    """The figures of a kind: one of all runs, or one of each run. Runs are named as in the report."""
+def draw(kind: str, named: Sequence[str], options: Mapping[str, Any]) -> list[Figure]:
+    """The figures of a kind: one of all runs, or one of each run.
+
+    Runs are given as RUN, which is then named as in the report, or as NAME=RUN.
+    """
     known = {name: value for name, value in options.items() if name in _KNOWN[kind]}
     if kind == "destruction":
-        if paths:
+        if named:
             raise UserError("destruction is measured on the embedded birds and takes no run directory")
         return [destruction_chart(**known)]
-    if not paths:
+    if not named:
         raise UserError("name at least one run directory")
+    names, paths = zip(*map(_name_and_path, named), strict=True)
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError("a run directory is named twice")
-    runs = {run.label: run.path for run in read_runs(paths)}
+    labels = [name or run.label for name, run in zip(names, read_runs(paths), strict=True)]
+    if len(set(labels)) < len(labels):
+        raise UserError(f"two runs have the same name: {', '.join(labels)}")
+    runs = dict(zip(labels, paths, strict=True))
     if kind == "diagnostics":
         return [diagnostics(runs)]
     with Progress().task("looking at images", 0) as advance:
@@ -51,6 +58,12 @@ def draw(kind: str, paths: Sequence[Path], options: Mapping[str, Any]) -> list[F
         each = by_kind[kind]
         figures = {label: each(path, progress=advance, **known) for label, path in runs.items()}
     return [figure if len(runs) == 1 else _named(figure, label) for label, figure in figures.items()]
+
+
+def _name_and_path(text: str) -> tuple[str, Path]:
+    """NAME=RUN; a folder that has such a name is meant by it."""
+    name, sign, path = text.partition("=")
+    return (name, Path(path)) if sign and not Path(text).exists() else ("", Path(text))
 
 
 def _named(figure: Figure, label: str) -> Figure:

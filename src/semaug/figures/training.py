@@ -15,14 +15,18 @@ METRICS = (
     ("variance_mean", "Variance", "mean of Σ's diagonal; band: ± its spread over samples", "variance_std_samples"),
     ("variance_std_samples", "Spread over samples", "standard deviation; zero if all are alike", ""),
     ("variance_std_dims", "Spread over dimensions", "standard deviation; zero if all are alike", ""),
-    ("drift", "Drift", "how far the source has moved, relative to its size", ""),
+    ("drift", "Drift", "of the source from where it began, relative to its size", ""),
+    ("meta_gradient_norm", "Meta-gradient", "length of the gradient that the source follows", ""),
+    ("meta_slope", "Meta-gradient / αλ", "what is left without the learning rate α and λ", ""),
     ("meta_loss", "Meta loss", "cross-entropy of the pseudo-updated network", ""),
+    ("augmentation_share", "Share of augmentation", "the part of the training loss that Σ adds", ""),
     ("strength", "Strength λ", "the factor on Σ", ""),
 )
+WIDE = ("variance_mean", "variance_std_samples", "variance_std_dims", "drift", "meta_gradient_norm", "meta_slope")
 
 
 def diagnostics(runs: Mapping[str, Path]) -> Figure:
-    """Σ over training, by epoch: its mean variance and spreads, drift, meta loss and strength, of several runs.
+    """Σ over training, by epoch: its variances and spreads, drift, meta-gradient and strength, of several runs.
 
     Runs need not be finished. Numbers, by run: the first and the last value of each metric.
     """
@@ -60,13 +64,23 @@ class _Named:
     """A run under the label that it was given."""
 
     def __init__(self, label: str, place: int, run: ReportedRun) -> None:
-        self.label, self.place, self.rows = label, place, run.metrics
+        self.label, self.place = label, place
+        before = [None, *run.metrics]
+        self.rows = [{**row, "meta_slope": _slope(row, last)} for last, row in zip(before, run.metrics, strict=False)]
 
     def series(self, key: str) -> tuple[list[float], list[float]]:
         """Epochs and values, where there are any."""
         pairs = [(number(row.get("epoch")) or i, number(row.get(key))) for i, row in enumerate(self.rows, start=1)]
         known = [(epoch, value) for epoch, value in pairs if value is not None]
         return [epoch for epoch, _ in known], [value for _, value in known]
+
+
+def _slope(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> float | None:
+    """The meta-gradient of an epoch without the factors α and λ that it has by definition; α is that of its middle."""
+    norm, strength = number(row.get("meta_gradient_norm")), number(row.get("strength"))
+    rates = [number(end.get("lr")) or 0.0 for end in (before or row, row)]
+    factor = (strength or 0.0) * sum(rates) / 2
+    return norm / factor if norm is not None and factor > 0 else None
 
 
 def _ends(run: _Named) -> dict[str, dict[str, float]]:
@@ -77,13 +91,13 @@ def _ends(run: _Named) -> dict[str, dict[str, float]]:
 def _logarithmic(runs: Sequence[_Named], key: str) -> bool:
     """Whether runs differ so much that the smaller ones would lie on the axis."""
     known = [value for run in runs for value in run.series(key)[1] if value > 0]
-    return key.startswith("variance") and bool(known) and max(known) > 10 * min(known)
+    return key in WIDE and bool(known) and max(known) > 10 * min(known)
 
 
 def _what(what: str, logarithmic: bool) -> str:
     if not logarithmic:
         return what
-    return what.replace("; band: ± its spread over samples", "") + " (logarithmic, without zeros)"
+    return what.replace("; band: ± its spread over samples", "") + " (logarithmic)"
 
 
 def _chart(runs: Sequence[_Named], key: str, title: str, what: str, spread: str) -> charts.LineChart | None:
@@ -131,11 +145,15 @@ def _draw(runs: Sequence[_Named]) -> tuple[bytes, str | None]:
                 high = [v + s for v, s in zip(values, band, strict=True)]
                 axis.fill_between(epochs, low, high, color=colour, alpha=0.15, lw=0)
         axis.set_title(title, fontsize=11, loc="left", color=INK, fontweight="bold", pad=20)
-        axis.text(0, 1.03, _what(what, logarithmic), transform=axis.transAxes, fontsize=7.5, color=SOFT, va="bottom")
+        below = axis.text(
+            0, 1.03, _what(what, logarithmic), transform=axis.transAxes, color=SOFT, va="bottom", size=7.5
+        )
+        below.set_in_layout(False)  # it may reach beyond its axes, and shall not make them smaller
         axis.set_xlabel("epoch", fontsize=8.5, color=SOFT, loc="right")
         axis.tick_params(labelsize=8.5, colors=SOFT, color=RULE)
         if logarithmic:
-            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            low, high = axis.get_ylim()
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,), numticks=7))
             axis.yaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: charts.plain(value)))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
@@ -147,7 +165,8 @@ def _draw(runs: Sequence[_Named]) -> tuple[bytes, str | None]:
     handles = [
         Line2D([], [], color=COLOURS[run.place % 6], ls=DASHES[run.place % 6], lw=2, label=run.label) for run in runs
     ]
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=len(runs), frameon=False, fontsize=9.5, handlelength=3
-    )
+    room = 72 * 4.0 * columns  # points
+    needed = max(charts.text_width(run.label, 9.5) for run in runs) + 50  # with its line
+    ncols = max(1, min(len(runs), int(room / needed)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False, fontsize=9.5, handlelength=3)
     return files(figure)
