@@ -30,7 +30,7 @@ from semaug.methods import Augmentation
 from semaug.progress import Progress
 from semaug.runs import read_json, read_metrics
 from semaug.sources import CovNet
-from semaug.train import _copied, _odd_variance, _Run, train
+from semaug.train import _copied, _odd_covnet, _Run, train
 
 Options = dict[str, Any]
 OPTIONS: Options = {"model": "small", "pretrained": False, "epochs": 3, "resize": 40, "crop": 32, "batch_size": 4}
@@ -201,6 +201,7 @@ SLOW = """
 import pathlib, sys, time
 from semaug.data.images import Preprocessing
 from semaug.meta import LearnableAugmentation
+from semaug.methods import Augmentation
 from semaug.cli import main
 def slow(*_):
     pathlib.Path(sys.argv[1]).touch()
@@ -453,15 +454,33 @@ def test_a_covnet_at_an_end_of_its_range_is_warned_of_once(
     assert said.count(f"CovNet {'has' if bias < 0 else 'is'} {what}") == said.count("warning:") == 1
 
 
+def odd(source: torch.nn.Module, mean: float = 0.5, drift: float = 0.1, spread: float = 0.05, epochs: int = 3) -> str:
+    row = {"variance_mean": mean, "variance_std_samples": spread, "drift": drift}
+    return str(_odd_covnet(source, [{**row, "strength": float(epoch)} for epoch in range(epochs)]))
+
+
 def test_only_an_odd_covnet_is_warned_of() -> None:
-    plain = CovNet(8)
-    assert _odd_variance(plain, 0.5) is None
-    assert "collapsed" in str(_odd_variance(plain, 0.005))
-    assert "saturated" in str(_odd_variance(plain, 0.995))
-    assert _odd_variance(CovNet(8, rank=2), 0.995) is None
-    assert "saturated" in str(_odd_variance(CovNet(8, rank=2), 1.99))
-    assert _odd_variance(CovNet(8, fixed_trace=0.001), 0.001) is None
-    assert _odd_variance(torch.nn.Linear(2, 2), 0.0) is None
+    plain, shaped = CovNet(8), CovNet(8, fixed_trace=0.001)
+    assert odd(plain) == odd(shaped, mean=0.001) == odd(torch.nn.Linear(2, 2), mean=0.0, drift=0.0) == "None"
+    assert "collapsed" in odd(plain, mean=0.005)
+    assert "saturated" in odd(plain, mean=0.995, epochs=1)
+    assert odd(CovNet(8, rank=2), mean=0.995) == "None"
+    assert "saturated" in odd(CovNet(8, rank=2), mean=1.99)
+    for source in (plain, shaped):
+        assert "does not learn: it has moved by 2e-06 of its size" in odd(source, drift=2e-6)
+        assert "the same Σ to all images" in odd(source, spread=1e-5 if source is plain else 1e-8)
+        assert odd(source, drift=2e-6, spread=1e-9, epochs=2) == "None"  # only one of them with augmentation
+
+
+def test_a_covnet_as_the_paper_trains_it_is_said_not_to_learn(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config(photos, tmp_path / "paper", method="learnable", epochs=4))
+    said = capsys.readouterr().err
+    assert said.count("warning: after epoch 3 CovNet does not learn") == said.count("warning:") == 1
+    quick = Augmentation(meta_optimizer="adam", meta_lr=0.01)
+    train(config(photos, tmp_path / "adam", method="learnable", epochs=4, augmentation=quick))
+    assert "does not learn" not in capsys.readouterr().err
 
 
 def test_copies_go_to_a_device_but_for_random_states() -> None:

@@ -40,6 +40,9 @@ from semaug.sources import CovNet
 LOOK_EVERY = 50  # steps between two looks at their numbers
 OVERFLOWS_ALLOWED = 20  # steps in a row without a finite loss in fp16, where the scaler leaves them out
 GRADIENT = "gradient_norm"  # looked at, but no metric
+LEARNING_BY = 2  # epochs with augmentation after which a CovNet should have moved …
+LITTLE_DRIFT = 1e-3  # … by this share of its size,
+LITTLE_SPREAD = 1e-3  # and give images variances that differ by this share of their mean
 
 
 def train(config: TrainConfig) -> Path:
@@ -231,7 +234,7 @@ class _Run:
             state["best"], state["best_epoch"] = row["val_top1"], epoch
             kept = {"model": self._evaluated().state_dict(), "source": self.learner.source.state_dict()}
             checkpoint.save(self.folder / "checkpoints" / "best", {**kept, "epoch": epoch})
-        odd = None if state["warned"] else _odd_variance(self.learner.source, row["variance_mean"])
+        odd = None if state["warned"] else _odd_covnet(self.learner.source, state["metrics"])
         state["warned"] = state["warned"] or odd is not None
         self._save(state)
         self.progress.epoch(row, self.epochs)
@@ -460,16 +463,30 @@ def _copied(value: Any, device: torch.device | str = "cpu") -> Any:
     return value
 
 
-def _odd_variance(source: nn.Module, mean: float) -> str | None:
-    """What is wrong with CovNet's variances of this mean, if anything."""
-    if not isinstance(source, CovNet) or source.fixed_trace is not None:
+def _odd_covnet(source: nn.Module, metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    """What is wrong with a CovNet, if anything, by the epochs so far."""
+    last = metrics[-1]
+    if not isinstance(source, CovNet):
         return None
-    highest = 1.0 if source.rank == 0 else 2.0
-    what = f"its mean variance is {mean:.3g} of at most {highest:g}"
-    if mean < 0.01 * highest:
-        return f"CovNet has collapsed: {what}, so that hardly anything is augmented; try --fixed-trace 0.5"
-    if mean > 0.99 * highest:
-        return f"CovNet is saturated: {what}, alike in all dimensions; try --fixed-trace 0.5"
+    mean, highest = last["variance_mean"], 1.0 if source.rank == 0 else 2.0
+    if source.fixed_trace is None:
+        what = f"its mean variance is {mean:.3g} of at most {highest:g}"
+        if mean < 0.01 * highest:
+            return f"CovNet has collapsed: {what}, so that hardly anything is augmented; try --fixed-trace 0.5"
+        if mean > 0.99 * highest:
+            return f"CovNet is saturated: {what}, alike in all dimensions; try --fixed-trace 0.5"
+    if sum(row["strength"] > 0 for row in metrics) < LEARNING_BY:
+        return None
+    if last["drift"] < LITTLE_DRIFT:
+        return (
+            f"CovNet does not learn: it has moved by {last['drift']:.1g} of its size, so that Σ is what it was in the "
+            "beginning; --method isda costs less, and --meta-optimizer adam makes CovNet move"
+        )
+    if last["variance_std_samples"] < LITTLE_SPREAD * mean:
+        return (
+            f"CovNet gives the same Σ to all images: their standard deviation is {last['variance_std_samples']:.1g} "
+            f"around {mean:.2g}; --method isda costs less"
+        )
     return None
 
 

@@ -206,7 +206,7 @@ def rich_table(section: Section, setup: Setup) -> Table:
     used = [i for i, name in enumerate(names) if name in ("method", "ours") or any(row[i] for row in rows)]
     used = [i for i in used if i not in alike and names[i] != "note"]
     title = ", ".join([section.experiment.title, *(rows[0][i] for i in alike)])
-    table = Table(title=Text(f"{section.experiment.name}: {title}"), box=box.SIMPLE_HEAD)
+    table = Table(title=Text(f"{section.experiment.name}: {title}"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i in used:
         number = names[i] not in ("data set", "network", "method")
         heading = names[i].replace(" ", "\n") if number else names[i]

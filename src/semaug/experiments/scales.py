@@ -77,7 +77,7 @@ def data_note(dataset: str, setup: Setup) -> str:
     if setup.data is not None:
         return f"the folder {setup.data.name}"
     world = WORLDS[dataset]
-    return f"{world.species} drawn species, seed {world.seed}"
+    return f"{world.species} drawn species, seed {world.seed}, chance {100 / world.species:.1f} %"
 
 
 def train_config(cell: Cell, setup: Setup, seed: int = 0) -> TrainConfig:
