@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test soak load chromium lint bench theorem clean
+.PHONY: demo test soak load chromium lint docs bench theorem clean
 
 demo: $(READY)
 	$(BIN)/semaug demo
@@ -30,6 +30,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as a site of its own in site/, built and read without a network.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 bench: $(READY)
 	$(BIN)/semaug bench

@@ -1,0 +1,20 @@
+"""A hook of the documentation: formulas become MathML when the site is built, so that pages need no script for them."""
+
+import html
+import re
+from typing import Any
+
+from latex2mathml.converter import convert
+
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Replace every formula of a page."""
+    return _FORMULA.sub(_mathml, content)
+
+
+def _mathml(found: re.Match[str]) -> str:
+    element, bracket, formula = found.groups()
+    display = "block" if bracket == "[" else "inline"
+    return f'<{element} class="formula">{convert(html.unescape(formula), display=display)}</{element}>'
