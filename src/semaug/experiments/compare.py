@@ -18,7 +18,7 @@ from semaug.config import TrainConfig, given
 from semaug.data.readers import read_data, training_splits
 from semaug.errors import UserError
 from semaug.experiments.grid import Cell, CompareConfig, command
-from semaug.experiments.paired import CHANCE, Difference, paired
+from semaug.experiments.paired import CHANCE, Difference, over_seeds, paired
 from semaug.experiments.workers import default_jobs, run_and_tell
 from semaug.progress import Progress
 from semaug.report import write_report
@@ -52,12 +52,12 @@ class Row:
 
     @property
     def mean(self) -> float | None:
-        return statistics.fmean(run.top1 for run in self.runs) if self.runs else None
+        return over_seeds([run.top1 for run in self.runs])[0]
 
     @property
     def spread(self) -> float | None:
         """Standard deviation over seeds."""
-        return statistics.stdev(run.top1 for run in self.runs) if len(self.runs) > 1 else None
+        return over_seeds([run.top1 for run in self.runs])[1]
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -2,10 +2,15 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CHANCE = 0.05  # a p above it may well be chance
+
+
+def over_seeds(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation, as far as there are values enough for them."""
+    return statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)

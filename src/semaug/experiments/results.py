@@ -17,6 +17,7 @@ from rich.text import Text
 
 from semaug.errors import UserError
 from semaug.experiments.cells import DATASETS, Cell, Experiment, baseline
+from semaug.experiments.paired import over_seeds
 from semaug.experiments.scales import Setup, data_note, missing_data, stand_in, train_config
 from semaug.runs import read_json
 
@@ -48,12 +49,12 @@ class Row:
 
     @property
     def mean(self) -> float | None:
-        return statistics.fmean(run.top1 for run in self.runs) if self.runs else None
+        return over_seeds([run.top1 for run in self.runs])[0]
 
     @property
     def spread(self) -> float | None:
         """Standard deviation over seeds."""
-        return statistics.stdev(run.top1 for run in self.runs) if len(self.runs) > 1 else None
+        return over_seeds([run.top1 for run in self.runs])[1]
 
     @property
     def ours(self) -> str:
