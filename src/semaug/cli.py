@@ -166,10 +166,12 @@ class Check:
     def run(self) -> None:
         from semaug.data.check import check_data
         from semaug.data.readers import read_data
+        from semaug.data.shards import damaged_shards, holds_shards
         from semaug.progress import Progress
         from semaug.runs import write_atomically
 
         data = read_data(self.data, self.data_root)
+        damaged = damaged_shards(Path(self.data)) if holds_shards(Path(self.data)) else []
         with Progress().task("reading images", sum(len(samples) for samples in data.splits.values())) as advance:
             report = check_data(data, self.workers, advance)
         print(f"{report.name}: {report.classes} classes")
@@ -186,7 +188,9 @@ class Check:
             print(f"  ! {problem}")
         for item in report.unreadable:
             print(f"    {on_one_line(item.image.name)}: {item.reason}")
-        if not report.problems:
+        if damaged:
+            print(f"  ! not what was written: {', '.join(map(on_one_line, damaged))}")
+        if not report.problems and not damaged:
             print("  nothing to complain about")
         if self.json is not None:
             write_atomically(self.json, report.to_json().encode())
@@ -211,11 +215,42 @@ class Destruction:
 
 
 @dataclass(frozen=True)
+class Shards:
+    """Write a data set as tar files of about a thousand images, in the layout of WebDataset, with checksums.
+
+    Many small files are slow on network storage, and large data sets are moved more easily so. The folder is a data set
+    for every other command. A call that was broken off goes on where it stopped.
+    """
+
+    data: Annotated[str, tyro.conf.Positional]
+    """Name of a data set, or path of a folder or table of images."""
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The folder to write; new, or one that this command began."""
+    data_root: Path | None = None
+    """Folder that holds the named data sets; $SEMAUG_DATA, or ./data, if not given."""
+    per_shard: int = 1000
+    """Images in each tar file."""
+
+    def run(self) -> None:
+        from semaug.data.readers import read_data
+        from semaug.data.shards import write_shards
+        from semaug.progress import Progress
+
+        data = read_data(self.data, self.data_root)
+        total = sum(map(len, data.splits.values()))
+        with Progress().task("writing shards", total) as advance:
+            count = write_shards(data, self.folder, self.per_shard, advance)
+        print(f"{self.folder}: {total} images in {count} shards, shards.json")
+
+
+@dataclass(frozen=True)
 class Data:
-    """Look at data sets."""
+    """Look at data sets, and pack them."""
 
     command: (
-        Annotated[Check, tyro.conf.subcommand("check")] | Annotated[Destruction, tyro.conf.subcommand("destruction")]
+        Annotated[Check, tyro.conf.subcommand("check")]
+        | Annotated[Shards, tyro.conf.subcommand("shards")]
+        | Annotated[Destruction, tyro.conf.subcommand("destruction")]
     )
 
     def run(self) -> None:

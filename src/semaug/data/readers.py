@@ -29,6 +29,7 @@ from semaug.data.annotations import (
 from semaug.data.downloads import Archive, fetch
 from semaug.data.matlab import read_variable
 from semaug.data.samples import DataSet, Samples, embedded_birds, subset
+from semaug.data.shards import holds_shards, read_shards
 from semaug.data.tables import TABLE_SUFFIXES, read_table
 from semaug.errors import UserError
 
@@ -58,6 +59,8 @@ def read_data(
             names = ", ".join(("birds", *KNOWN))
             raise UserError(f"{shown(data)} is neither an existing path nor the name of a data set ({names})")
         if path.is_dir():
+            if holds_shards(path):
+                return read_shards(path)
             for known in KNOWN.values():
                 if known.recognise(path):
                     return known.read(path)

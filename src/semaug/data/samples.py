@@ -1,11 +1,12 @@
 """What a data set is to the rest of the library: classes, and splits of images with labels."""
 
 import hashlib
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -51,12 +52,21 @@ def load_image(path: Path | str) -> Image.Image:
 
     Of an animation it is the first frame; what is transparent becomes white.
     """
+    return _loaded(lambda: _opened(_file(Path(path))), path)
+
+
+def image_in(content: bytes, name: str) -> Image.Image:
+    """The same of an image that is in memory; `name` is what to call it."""
+    return _loaded(lambda: _opened(io.BytesIO(content)), name)
+
+
+def _loaded(opened: Callable[[], Image.Image], name: Path | str) -> Image.Image:
     try:
-        with _opened(Path(path)) as image:
+        with opened() as image:
             image.load()
             return _in_rgb(_upright(image))
     except Exception as error:  # decoders meet garbage with many kinds of exception
-        raise UserError(f"cannot read the image {on_one_line(path)}: {why_unreadable(error)}") from error
+        raise UserError(f"cannot read the image {on_one_line(name)}: {why_unreadable(error)}") from error
 
 
 def why_unreadable(error: Exception) -> str:
@@ -66,14 +76,18 @@ def why_unreadable(error: Exception) -> str:
     return on_one_line(" ".join(text.split())) or type(cause).__name__
 
 
-def _opened(path: Path) -> Image.Image:
-    """The file as an image of which nothing is decoded yet."""
+def _file(path: Path) -> Path:
     if not path.is_file():  # a pipe would wait for a writer for ever
         raise OSError("it is not a file" if path.exists() else "there is no such file")
     if path.stat().st_size == 0:
         raise OSError("the file is empty")
+    return path
+
+
+def _opened(source: Path | BinaryIO) -> Image.Image:
+    """An image of which nothing is decoded yet."""
     try:
-        image = Image.open(path, formats=_formats())
+        image = Image.open(source, formats=_formats())
     except UnidentifiedImageError as error:
         raise OSError("it is not an image, or in a format that is not known") from error
     except Image.DecompressionBombError as error:
