@@ -27,14 +27,14 @@ from semaug import checkpoint
 
 OPTIONS = ["--model", "small", "--pretrained", "False", "--workers", "0", "--lr", "0.01", "--meta-lr", "0.1"]
 FEW = ["--resize", "40", "--crop", "32", "--batch-size", "2", "--val-per-class", "2", "--cache", "None"]
-BIRDS = ["--resize", "28", "--crop", "24", "--batch-size", "50", "--val-per-class", "20"]
+BIRDS = ["--resize", "28", "--crop", "24", "--batch-size", "25", "--val-per-class", "30"]
 KINDS = {
     "paper's order": [],
     "pipelined, Adam, EMA": ["--order", "pipelined", "--meta-optimizer", "adam", "--ema", "0.9"],
     "isda": ["--method", "isda"],
 }
 MOMENTS = ("any", *["in a write", "after a write", "while training"] * 3)
-WRITES = (1, 2, 4, 6)  # of checkpoints that a process may begin before it is killed
+WRITES = (1, 2, 3)  # of checkpoints that a process may begin before it is killed
 FORKS = get_context("forkserver")
 TIMED = ("seconds", "images_per_second")
 SLOWEST = 300.0
@@ -80,7 +80,7 @@ def kill(
     process = start(command, stderr=subprocess.DEVNULL) if moment == "any" else _forked(command, run)
     code = process.poll if isinstance(process, subprocess.Popen) else lambda: process.exitcode
     if moment == "any":
-        _wait_long(lambda: code() is None, chance.uniform(0, longest))
+        _wait_long(lambda: code() is None, chance.uniform(0, longest / 2))
     else:
         _wait_for_writes(lambda: code() is None, run / "checkpoints", chance.choice(writes), moment)
     if moment == "while training":
@@ -196,7 +196,7 @@ def _numbers(value: Any) -> int:
     return sum(map(_numbers, value)) if isinstance(value, list | tuple) else 0
 
 
-def soak(folder: Path, kills: int, epochs: int = 16, seed: int = 0) -> tuple[Counter[str], int]:
+def soak(folder: Path, kills: int, epochs: int = 24, seed: int = 0) -> tuple[Counter[str], int]:
     """Kill so many times, over as many runs as it takes, and compare each; returns what was hit and the runs."""
     chance, hits, rounds = random.Random(seed), Counter[str](), 0
     references: dict[str, tuple[Path, float]] = {}
@@ -292,24 +292,20 @@ def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool]) ->
 def stops(folder: Path) -> None:
     """Ask training on the birds to end, in each phase, and print how long it took to say so and to be gone."""
     for place, (name, phase) in enumerate(PHASES.items()):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            run = folder / f"stopped-{place}-{number}"
-            process = watch(on_birds(run, "paper's order", 2), phase, folder / f"watched-{place}-{number}")
-            asked = time.monotonic()
-            process.send_signal(number)
-            assert process.stderr is not None
-            said = ""
-            while not said.startswith("semaug: "):
-                said = process.stderr.readline()
-                assert said, f"nothing was said of {number.name} while {name}"
-            told = time.monotonic() - asked
-            process.communicate(timeout=SLOWEST)
-            assert process.returncode == 128 + number
-            print(
-                f"{number.name}, {name}: told after {told:.2f} s, ended after {time.monotonic() - asked:.2f} s: "
-                f"{said.strip()}",
-                flush=True,
-            )
+        number, run = (signal.SIGTERM, signal.SIGINT)[place % 2], folder / f"stopped-{place}"
+        process = watch(on_birds(run, "paper's order", 2), phase, folder / f"watched-{place}")
+        asked = time.monotonic()
+        process.send_signal(number)
+        assert process.stderr is not None
+        said = ""
+        while not said.startswith("semaug: "):
+            said = process.stderr.readline()
+            assert said, f"nothing was said of {number.name} while {name}"
+        told = time.monotonic() - asked
+        process.communicate(timeout=SLOWEST)
+        ended = time.monotonic() - asked
+        assert process.returncode == 128 + number
+        print(f"{number.name}, {name}: told after {told:.2f} s, ended after {ended:.2f} s: {said.strip()}", flush=True)
 
 
 if __name__ == "__main__":
