@@ -11,7 +11,8 @@ demo: $(READY)
 test: $(READY) chromium
 	$(BIN)/python -m pytest -n auto --cov=semaug --cov-report=term:skip-covered
 
-# Kills training 50 times, resumes it each time, and compares what comes out bit for bit.
+# Kills training on the embedded birds 50 times, resumes it each time, and compares what comes out bit for bit; then
+# measures how long it takes to end when asked to.
 soak: $(READY)
 	$(BIN)/python tests/soak.py 50
 

@@ -1,6 +1,7 @@
 """Kills `semaug train` again and again and resumes it: what comes out must equal what an undisturbed run gives.
 
-`python tests/soak.py 50` prints how many kills hit what; a shorter form is in test_interruptions.py.
+`python tests/soak.py 50` trains on the embedded birds, prints how many kills hit what, and then how long training takes
+to end when it is asked to, in each of its phases. Shorter forms are in test_interruptions.py.
 """
 
 import csv
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -21,30 +23,41 @@ from typing import Any
 
 import torch
 
-from photos import photo_folder
 from semaug import checkpoint
 
-OPTIONS = ["--model", "small", "--pretrained", "False", "--resize", "40", "--crop", "32", "--batch-size", "2"]
-OPTIONS += ["--val-per-class", "2", "--workers", "0", "--cache", "None", "--lr", "0.01", "--meta-lr", "0.1"]
+OPTIONS = ["--model", "small", "--pretrained", "False", "--workers", "0", "--lr", "0.01", "--meta-lr", "0.1"]
+FEW = ["--resize", "40", "--crop", "32", "--batch-size", "2", "--val-per-class", "2", "--cache", "None"]
+BIRDS = ["--resize", "28", "--crop", "24", "--batch-size", "25", "--val-per-class", "30"]
 KINDS = {
     "paper's order": [],
     "pipelined, Adam, EMA": ["--order", "pipelined", "--meta-optimizer", "adam", "--ema", "0.9"],
     "isda": ["--method", "isda"],
 }
 MOMENTS = ("any", *["in a write", "after a write", "while training"] * 3)
-WRITES = (1, 2, 4, 6)  # of checkpoints that a process may begin before it is killed
+WRITES = (1, 2, 3)  # of checkpoints that a process may begin before it is killed
 FORKS = get_context("forkserver")
 TIMED = ("seconds", "images_per_second")
 SLOWEST = 300.0
 
 
 def arguments(photos: Path, output: Path, kind: str, epochs: int) -> list[str]:
-    return ["train", "--data", str(photos), "--output", str(output), "--epochs", str(epochs), *OPTIONS, *KINDS[kind]]
+    """Training on a folder of few pictures."""
+    return _arguments(str(photos), output, kind, epochs, FEW)
 
 
-def start(command: list[str], **options: Any) -> "subprocess.Popen[str]":
+def on_birds(output: Path, kind: str, epochs: int) -> list[str]:
+    """Training on the embedded birds, with a cache of its own."""
+    return _arguments("birds", output, kind, epochs, [*BIRDS, "--cache", str(output.with_suffix(".cache"))])
+
+
+def _arguments(data: str, output: Path, kind: str, epochs: int, sizes: list[str]) -> list[str]:
+    where = ["train", "--data", data, "--output", str(output), "--epochs", str(epochs)]
+    return [*where, *OPTIONS, *sizes, *KINDS[kind]]
+
+
+def start(command: list[str], program: Sequence[str] = ("-m", "semaug"), **options: Any) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "semaug", *command],
+        [sys.executable, *program, *command],
         stdout=subprocess.DEVNULL,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"},
@@ -67,7 +80,7 @@ def kill(
     process = start(command, stderr=subprocess.DEVNULL) if moment == "any" else _forked(command, run)
     code = process.poll if isinstance(process, subprocess.Popen) else lambda: process.exitcode
     if moment == "any":
-        _wait_long(lambda: code() is None, chance.uniform(0, longest))
+        _wait_long(lambda: code() is None, chance.uniform(0, longest / 2))
     else:
         _wait_for_writes(lambda: code() is None, run / "checkpoints", chance.choice(writes), moment)
     if moment == "while training":
@@ -78,8 +91,10 @@ def kill(
     assert code() in (0, -signal.SIGKILL), f"exit code {code()}"
     if code() == 0:
         return None
-    if any(run.rglob(".*.part")):
+    if any(run.rglob(f".*.{process.pid}.part")):
         return "inside a write"
+    if any(run.with_suffix(".cache").glob(f"*.{process.pid}.part")):
+        return "while decoding"
     if (run / "checkpoints" / "last.previous").exists() and not (run / "checkpoints" / "last").exists():
         return "between the two renames"
     return "while training" if (run / "checkpoints").exists() else "before the first checkpoint"
@@ -164,20 +179,37 @@ def _table(run: Path) -> list[dict[str, str]]:
         return [{name: value for name, value in row.items() if name not in TIMED} for row in csv.DictReader(file)]
 
 
+def compared(run: Path) -> dict[str, int]:
+    """How many numbers of each part of a run's last state :func:`differences` looks at."""
+    state = checkpoint.load(run / "checkpoints" / "last")
+    assert state is not None
+    parts = {"network": state["model"], "its optimiser": state["optimizer"], "running average": state["average"]}
+    parts |= {"source of Σ": state["learner"]["source"], "the optimiser of that": state["learner"]["meta_optimizer"]}
+    return {name: _numbers(part) for name, part in parts.items()}
+
+
+def _numbers(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel()
+    if isinstance(value, dict):
+        return sum(map(_numbers, value.values()))
+    return sum(map(_numbers, value)) if isinstance(value, list | tuple) else 0
+
+
 def soak(folder: Path, kills: int, epochs: int = 24, seed: int = 0) -> tuple[Counter[str], int]:
     """Kill so many times, over as many runs as it takes, and compare each; returns what was hit and the runs."""
     chance, hits, rounds = random.Random(seed), Counter[str](), 0
-    photos = photo_folder(folder / "photos")
     references: dict[str, tuple[Path, float]] = {}
     while hits.total() < kills:
         kind = list(KINDS)[rounds % len(KINDS)]
         if kind not in references:
-            started = time.monotonic()
-            finish(arguments(photos, folder / f"reference-{len(references)}", kind, epochs))
-            references[kind] = folder / f"reference-{len(references)}", time.monotonic() - started
+            started, reference = time.monotonic(), folder / f"reference-{len(references)}"
+            finish(on_birds(reference, kind, epochs))
+            references[kind] = reference, time.monotonic() - started
+            print(f"{kind}, undisturbed: {references[kind][1]:.0f} s; numbers: {compared(reference)}", flush=True)
         reference, longest = references[kind]
         run = folder / f"run-{rounds}"
-        command = arguments(photos, run, kind, epochs)
+        command = on_birds(run, kind, epochs)
         while hits.total() < kills:
             hit = kill(command, run, chance.choice(MOMENTS), longest, chance)
             if hit is None:
@@ -191,6 +223,92 @@ def soak(folder: Path, kills: int, epochs: int = 24, seed: int = 0) -> tuple[Cou
     return hits, rounds
 
 
+# ------------------------------------------------------------------------------------------------ SIGINT and SIGTERM
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of training: a function that is called again and again in it, and which of its calls to wait for."""
+
+    module: str
+    function: str
+    call: int
+    options: tuple[str, ...] = ()
+
+
+PHASES = {
+    "decoding": Phase("semaug.data.images", "Preprocessing.pixels", 20),
+    "decoding in two processes": Phase("semaug.data.images", "Preprocessing.pixels", 20, ("--workers", "2")),
+    "training": Phase("semaug.meta", "LearnableAugmentation.step", 3),
+    "validation": Phase("semaug.data.images", "Preprocessing.evaluation_input", 2),
+    "the last evaluation": Phase("semaug.runs", "Classifier.probabilities", 2),
+    "choosing pictures": Phase("semaug.report.pictures", "data_uri", 2),
+    "writing the report": Phase("semaug.report.charts", "line_chart", 2),
+}
+WATCHED = """
+import importlib, os, pathlib, signal, sys, time
+from semaug.cli import main
+module, function, call, folder, holds, *command = sys.argv[1:]
+owner, (*outer, name) = importlib.import_module(module), function.split(".")
+for part in outer:
+    owner = getattr(owner, part)
+original, begun, process = getattr(owner, name), pathlib.Path(folder, "begun"), os.getpid()
+def watched(*arguments, **options):
+    with open(begun, "ab", buffering=0) as file:
+        file.write(b".")
+    if begun.stat().st_size >= int(call):
+        pathlib.Path(folder, "reached").touch()
+        while holds == "True" and os.getpid() == process and signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+            time.sleep(0.01)
+        if os.getpid() != process:
+            time.sleep(0.2)
+    return original(*arguments, **options)
+setattr(owner, name, watched)
+sys.exit(main(command))
+"""
+
+
+def watch(command: list[str], phase: Phase, folder: Path, *, holds: bool = False) -> "subprocess.Popen[str]":
+    """Start the command; returns when it is in the phase.
+
+    In the folder the file "begun" grows by a byte with every call of the phase's function. With `holds`, the call that
+    is waited for goes on when a signal has been heard. Calls in worker processes take 0.2 s from then on.
+    """
+    folder.mkdir(parents=True)
+    script = ["-c", WATCHED, phase.module, phase.function, str(phase.call), str(folder), str(holds)]
+    process = start([*command, *phase.options], script, start_new_session=True)
+    wait_for(process, (folder / "reached").exists)
+    return process
+
+
+def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SLOWEST
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def stops(folder: Path) -> None:
+    """Ask training on the birds to end, in each phase, and print how long it took to say so and to be gone."""
+    for place, (name, phase) in enumerate(PHASES.items()):
+        number, run = (signal.SIGTERM, signal.SIGINT)[place % 2], folder / f"stopped-{place}"
+        process = watch(on_birds(run, "paper's order", 2), phase, folder / f"watched-{place}")
+        asked = time.monotonic()
+        process.send_signal(number)
+        assert process.stderr is not None
+        said = ""
+        while not said.startswith("semaug: "):
+            said = process.stderr.readline()
+            assert said, f"nothing was said of {number.name} while {name}"
+        told = time.monotonic() - asked
+        process.communicate(timeout=SLOWEST)
+        ended = time.monotonic() - asked
+        assert process.returncode == 128 + number
+        print(f"{number.name}, {name}: told after {told:.2f} s, ended after {ended:.2f} s: {said.strip()}", flush=True)
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         soak(Path(name), int(sys.argv[1]) if len(sys.argv) > 1 else 50)
+        stops(Path(name))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from semaug.data.images import Preprocessing
+from semaug.data.processes import is_running
 from semaug.errors import UserError
 from semaug.methods import dressed
 from semaug.models import build_model, read_weights
@@ -47,9 +48,10 @@ def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None
         unfinished.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:  # after a signal, too
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _sync_folder(folder: Path) -> None:
@@ -69,17 +71,7 @@ def _sync_folder(folder: Path) -> None:
 def leftovers(folder: Path) -> list[Path]:
     """What writers that were killed have left in a folder."""
     found = [(file, re.fullmatch(r"\..+\.(\d+)\.part", file.name)) for file in folder.glob(".*.part")]
-    return [file for file, name in found if name is not None and not _runs(int(name[1]))]
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return process != os.getpid()
+    return [file for file, name in found if name is not None and not is_running(int(name[1]))]
 
 
 def write_json(path: Path, content: Any) -> None:

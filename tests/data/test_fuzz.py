@@ -1,5 +1,6 @@
 """Readers of images, and of the formats that test_readers.py leaves out, meet garbage with a sentence and no crash."""
 
+import contextlib
 import io
 import os
 import shutil
@@ -213,6 +214,46 @@ def test_folders_of_any_names(tree: list[tuple[str, str, str]]) -> None:
             except OSError:  # a file where a folder is asked for
                 continue
         is_data_or_refused(Path(folder))
+
+
+FILE_NAMES = st.one_of(
+    NAMES,
+    st.binary(min_size=1, max_size=8).filter(lambda name: not {*b"/\0"} & {*name}).map(os.fsdecode),  # hardly UTF-8
+    st.sampled_from([*layouts.WNIDS, "n01443537 ", "n99999999", "N01440764", "n0144076", "n０1440764", "TRAIN", "Val"]),
+    st.sampled_from(["train", "val", "test", "valid", ".hidden", "__MACOSX", "-", "~", "$HOME", "a" * 200, "devkit"]),
+).filter(lambda name: name not in (".", ".."))
+PLACES = st.sampled_from(
+    ["", "train", "val", *(f"{split}/{wnid}" for split in ("train", "val") for wnid in layouts.WNIDS)]
+)
+DEEDS = {
+    "image": lambda path: put(path.with_name(f"{path.name}.JPEG"), layouts.picture(1)),
+    "empty file": lambda path: put(path.with_name(f"{path.name}.JPEG"), b""),
+    "other file": lambda path: put(path, b"n01440764 1"),
+    "class": lambda path: put(path / "1.JPEG", layouts.picture(2)),
+    "empty folder": lambda path: path.mkdir(),
+    "folder like an image": lambda path: path.with_name(f"{path.name}.JPEG").mkdir(),
+    "link to all": lambda path: path.symlink_to(path.parent),
+    "link to itself": lambda path: path.symlink_to(path),
+    "dangling link": lambda path: path.with_name(f"{path.name}.JPEG").symlink_to("nowhere"),
+    "link out": lambda path: path.symlink_to("/proc/self"),
+    "pipe": lambda path: os.mkfifo(path.with_name(f"{path.name}.JPEG")),
+    "no longer there": lambda path: shutil.rmtree(path.parent),
+    "a file instead": lambda path: (shutil.rmtree(path.parent), put(path.parent, b"")),
+}
+
+
+@settings(quick, max_examples=200)
+@given(deeds=st.lists(st.tuples(st.sampled_from(list(DEEDS)), PLACES, FILE_NAMES), min_size=1, max_size=6))
+def test_imagenet_with_anything_in_it(deeds: list[tuple[str, str, str]]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        folder = layouts.imagenet(Path(root) / "imagenet")
+        for deed, place, name in deeds:
+            with contextlib.suppress(OSError, shutil.Error):  # there is already one, or the place is gone
+                DEEDS[deed](folder / place / name)
+        is_data_or_refused(folder)
+        data, sentence = outcome(lambda name: read_data(name, Path(root)), "imagenet")
+        assert "\n" not in sentence
+        assert data is None or (data.name == "imagenet" and set(data.splits) <= {"train", "test"})
 
 
 def test_imagenet_with_an_odd_file_in_every_place(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Decode once, crop and flip later."""
 
+import errno
 import os
+import platform
+import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +13,7 @@ import torch
 from PIL import Image
 
 from photos import photo_folder
-from semaug.data.images import Preprocessing, decoded
+from semaug.data.images import Preprocessing, cache_file, decoded
 from semaug.data.readers import read_data
 from semaug.data.samples import Samples
 from semaug.errors import UserError
@@ -91,6 +95,33 @@ def test_a_broken_image_leaves_no_half_cache(samples: Samples, tmp_path: Path) -
     with pytest.raises(UserError, match=f"1 of 12 images cannot be read: .*{broken.name} \\(it is not an image"):
         decoded(samples, Preprocessing(24, 20), tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_cache_that_cannot_be_written_is_told_in_one_sentence(
+    samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, start: int, length: int) -> None:
+        assert length > len(samples) * 8 * 8 * 3
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^cannot write .*file/.*npy: .*; name another folder by --cache"):
+        decoded(samples, Preprocessing(8, 8), tmp_path / "file")
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(UserError, match="No space left on device; name another folder by --cache, or --cache None"):
+        decoded(samples, Preprocessing(8, 8), tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_what_killed_processes_left_in_the_cache_is_removed(samples: Samples, tmp_path: Path) -> None:
+    gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    settings, machine = Preprocessing(8, 8), re.sub("[^A-Za-z0-9]", "-", platform.node())
+    stem = cache_file(samples, settings, tmp_path).stem
+    kept = [f"{stem}.another-machine.{gone}.part", f"{stem}.{machine}.{os.getppid()}.part", f"x.{machine}.{gone}.part"]
+    for name in (f"{stem}.{machine}.{gone}.part", f"{stem}.{machine}.{9**30}.part", *kept):
+        (tmp_path / name).touch()
+    decoded(samples, settings, tmp_path)
+    assert {file.name for file in tmp_path.glob("*.part")} == set(kept)
 
 
 def test_rotated_photos_are_righted(tmp_path: Path) -> None:

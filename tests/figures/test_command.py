@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from semaug.cli import main
+from semaug.runs import read_json, write_json
 
 Runs = dict[str, Path]
 
@@ -45,6 +46,34 @@ def test_files_and_a_caption(
 def test_one_figure_of_each_run(runs: Runs, tmp_path: Path) -> None:
     assert figures("confusions", runs["basic"], runs["isda"], "--output", tmp_path) == 0
     assert {file.name for file in tmp_path.glob("*.png")} == {"confusions-basic.png", "confusions-isda.png"}
+
+
+@pytest.mark.parametrize("cache", [None, "cache", "removed"])
+def test_images_without_which_a_run_was_trained_are_left_out(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], cache: str | None
+) -> None:
+    folder, kept = tmp_path / "photos", None if cache is None else tmp_path / cache
+    shutil.copytree(photos, folder)
+    for split in ("train", "test"):
+        for name in ("empty.png", "text.jpg"):
+            (next((folder / split).iterdir()) / name).write_bytes(b"no image" if "text" in name else b"")
+    run, sizes = tmp_path / "run", ["--resize", "40", "--crop", "32", "--batch-size", "6", "--val-per-class", "1"]
+    options = ["--method", "isda", "--model", "small", "--pretrained", "False", "--epochs", "1", "--workers", "0"]
+    options += ["--data", str(folder), "--output", str(run), "--cache", str(kept), "--on-bad-image", "skip"]
+    assert main(["train", *sizes, *options]) == 0
+    if cache == "removed":
+        shutil.rmtree(tmp_path / cache)
+    capsys.readouterr()
+    assert figures("confusions", run, "--output", tmp_path / "out") == 0
+    told = capsys.readouterr().err
+    assert told.startswith("2 of 32 images cannot be read: test/")
+    assert told.strip().endswith("going on without them")
+    assert figures("neighbours", run, "--covariance", "classwise", "--output", tmp_path / "out") == 0
+    assert "images cannot be read: train/" in capsys.readouterr().err, "of these it takes the statistics"
+    settings = read_json(run / "config.json")
+    write_json(run / "config.json", {**settings, "on_bad_image": "stop"})
+    assert figures("confusions", run, "--output", tmp_path / "out") == 2
+    assert "cannot read the image" in capsys.readouterr().err
 
 
 def test_runs_can_be_given_names(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

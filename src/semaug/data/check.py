@@ -1,15 +1,15 @@
 """What there is to know about a data set before hours are spent on it: its sizes, and what is wrong with it."""
 
 import dataclasses
-import gc
 import hashlib
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from semaug.data.processes import each
 from semaug.data.samples import DataSet, Samples, why_unreadable
 from semaug.errors import on_one_line
 
@@ -134,7 +134,7 @@ def check_data(data: DataSet, workers: int = 0, progress: Callable[[int, int], N
 
     for split, samples in data.splits.items():
         widths, heights = [], []
-        for i, examined in enumerate(_examine_all(samples, workers)):
+        for i, examined in enumerate(each(partial(_examine, samples), len(samples), workers)):
             if examined.reason is None:
                 widths.append(examined.width)
                 heights.append(examined.height)
@@ -165,27 +165,6 @@ def check_data(data: DataSet, workers: int = 0, progress: Callable[[int, int], N
         missing_classes={split: names for split, names in missing.items() if names},
         tiny_classes=tiny,
     )
-
-
-def _examine_all(samples: Samples, workers: int) -> Iterator[Examined]:
-    if workers < 1:
-        yield from (_examine(samples, i) for i in range(len(samples)))
-        return
-    with ProcessPoolExecutor(workers, initializer=_start_worker, initargs=(samples,)) as pool:
-        yield from pool.map(_examine_in_worker, range(len(samples)), chunksize=16)
-
-
-_samples: Samples
-
-
-def _start_worker(samples: Samples) -> None:
-    global _samples
-    gc.freeze()  # what was there before is not looked through, which would copy it into every worker
-    _samples = samples
-
-
-def _examine_in_worker(i: int) -> Examined:
-    return _examine(_samples, i)
 
 
 def _examine(samples: Samples, i: int) -> Examined:

@@ -5,13 +5,14 @@ aspect ratio not kept) and ``"aspect"`` (the shorter side to `resize`, then the 
 crop of `crop` pixels and flips half of them; evaluation takes the centre crop.
 """
 
-import gc
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import platform
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from semaug.data.processes import each, is_running
 from semaug.data.samples import Samples, why_unreadable
 from semaug.errors import UserError, on_one_line
 
@@ -130,19 +132,49 @@ def decode_into_cache(
     file = cache_file(samples, preprocessing, cache)
     if file.exists():
         return {}
-    cache.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(f".{os.getpid()}.part")
+    unfinished = file.with_suffix(f".{_machine()}.{os.getpid()}.part")
     try:
-        shape = _shape(samples, preprocessing)
-        pixels = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
+        try:
+            pixels = _room_for(unfinished, _shape(samples, preprocessing))
+        except OSError as error:
+            why = error.strerror or error
+            raise UserError(f"cannot write {file}: {why}; name another folder by --cache, or --cache None") from error
         unreadable = decode(samples, preprocessing, workers, progress, pixels)
         pixels.flush()
         del pixels
         if not unreadable:
             unfinished.replace(file)
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
     return unreadable
+
+
+def _room_for(unfinished: Path, shape: tuple[int, ...]) -> "np.memmap[Any, np.dtype[np.uint8]]":
+    """A new file for so many pixels, mapped into memory, with its place on the disk taken.
+
+    A disk that is full later on would end the process without a word: that is what mapped memory does then.
+    """
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in _leftovers(unfinished):
+        leftover.unlink(missing_ok=True)
+    pixels: np.memmap[Any, np.dtype[np.uint8]]
+    pixels = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        with open(unfinished, "rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, unfinished.stat().st_size)
+    return pixels
+
+
+def _leftovers(unfinished: Path) -> list[Path]:
+    """What processes of this machine that were killed have left of such a file; others may share the folder."""
+    name = re.compile(rf"{re.escape(unfinished.name.removesuffix(f'{os.getpid()}.part'))}(\d+)\.part")
+    found = [(file, name.fullmatch(file.name)) for file in unfinished.parent.glob("*.part")]
+    return [file for file, match in found if match is not None and not is_running(int(match[1]))]
+
+
+def _machine() -> str:
+    return re.sub(r"[^A-Za-z0-9]", "-", platform.node())
 
 
 def cache_file(samples: Samples, preprocessing: Preprocessing, cache: Path) -> Path:
@@ -171,7 +203,7 @@ def decode(
 ) -> Unreadable:
     """Decode all images of a split, into `pixels` if given; returns those that cannot be read."""
     unreadable: Unreadable = {}
-    for i, image in enumerate(_each_decoded(samples, preprocessing, workers)):
+    for i, image in enumerate(each(partial(_pixels_or_reason, samples, preprocessing), len(samples), workers)):
         if isinstance(image, str):
             unreadable[i] = image
         elif pixels is not None:
@@ -179,35 +211,6 @@ def decode(
         if progress is not None:
             progress(i + 1, len(samples))
     return unreadable
-
-
-def _each_decoded(
-    samples: Samples, preprocessing: Preprocessing, workers: int
-) -> Iterator[npt.NDArray[np.uint8] | str]:
-    """The pixels of each image, or why there are none."""
-    if workers < 1:
-        yield from (_pixels_or_reason(samples, preprocessing, i) for i in range(len(samples)))
-        return
-    try:
-        with ProcessPoolExecutor(workers, initializer=_start_worker, initargs=(samples, preprocessing)) as pool:
-            yield from pool.map(_decode_one, range(len(samples)), chunksize=16)
-    except BrokenProcessPool as error:
-        raise UserError(
-            "a process that decodes images was ended, by a lack of memory perhaps; try --workers 1"
-        ) from error
-
-
-_worker: tuple[Samples, Preprocessing]
-
-
-def _start_worker(samples: Samples, preprocessing: Preprocessing) -> None:
-    global _worker
-    gc.freeze()  # what was there before is not looked through, which would copy it into every worker
-    _worker = samples, preprocessing
-
-
-def _decode_one(i: int) -> npt.NDArray[np.uint8] | str:
-    return _pixels_or_reason(*_worker, i)
 
 
 def _pixels_or_reason(samples: Samples, preprocessing: Preprocessing, i: int) -> npt.NDArray[np.uint8] | str:

@@ -13,10 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from semaug.data.images import Progress
+from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import Samples
 from semaug.errors import UserError
 from semaug.evaluate import match_classes
+from semaug.progress import Progress as Messages
 from semaug.runs import Classifier, split_settings
 
 BATCH = 32
@@ -28,7 +30,8 @@ Look = Callable[[Tensor], Tensor]
 def run_samples(classifier: Classifier, split: Literal["train", "evaluation"] = "evaluation") -> Samples:
     """The images that a run was evaluated on (the test split, or without one the validation split), or trained on.
 
-    Labels are indices of the run's own classes.
+    Labels are indices of the run's own classes. Where the run was trained without images that cannot be read, these are
+    left out here too.
     """
     config = classifier.config
     if config.get("data") is None:
@@ -36,7 +39,18 @@ def run_samples(classifier: Classifier, split: Literal["train", "evaluation"] = 
     root = config.get("data_root")
     data = read_data(config["data"], None if root is None else Path(root))
     splits = training_splits(data, **split_settings(config))
-    found = splits["train" if split == "train" else "test" if "test" in splits else "val"]
+    name = "train" if split == "train" else "test" if "test" in splits else "val"
+    found = splits[name]
+    if config.get("on_bad_image") == "skip":
+        cache = Path(config["cache"]).expanduser() if config.get("cache") is not None else None
+        left, told = readable_splits(
+            {name: found}, data.classes, classifier.preprocessing, "skip",
+            cache=cache if cache is not None and cache.is_dir() else None,  # in which training has noted them
+            workers=config.get("workers", 0),
+        )  # fmt: skip
+        found = left[name]
+        if told is not None:
+            Messages().say(told)
     order = match_classes(classifier.classes, data.classes)
     return _Relabelled(found, tuple(order[label] for label in found.labels))
 
