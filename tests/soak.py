@@ -291,6 +291,7 @@ def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool]) ->
 
 def stops(folder: Path) -> None:
     """Ask training on the birds to end, in each phase, and print how long it took to say so and to be gone."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
     for place, (name, phase) in enumerate(PHASES.items()):
         number, run = (signal.SIGTERM, signal.SIGINT)[place % 2], folder / f"stopped-{place}"
         process = watch(on_birds(run, "paper's order", 2), phase, folder / f"watched-{place}")
