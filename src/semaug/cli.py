@@ -39,7 +39,7 @@ class Evaluate:
     """Measure a trained model on a split of a data set: accuracy, calibration, and what it confuses."""
 
     model: Annotated[Path, tyro.conf.Positional]
-    """A run directory, or an exported model."""
+    """A run directory, an exported folder (one for a hub too), or an ONNX file with the files that lie beside it."""
     data: str | None = None
     """Name of a data set or path; the data that the model was trained on if not given."""
     data_root: Path | None = None
@@ -62,9 +62,10 @@ class Evaluate:
         from semaug.data.readers import read_data, training_splits
         from semaug.evaluate import evaluate
         from semaug.progress import Progress
-        from semaug.runs import load_classifier, split_settings, write_json
+        from semaug.runs import split_settings, write_json
+        from semaug.sharing import open_classifier
 
-        classifier = load_classifier(self.model, _device(self.device))
+        classifier = open_classifier(self.model, _device(self.device))
         named = self.data or classifier.config.get("data")
         if named is None:
             raise UserError(f"{self.model} does not say what it was trained on; name the images with --data")
@@ -95,7 +96,7 @@ class Predict:
     """Classify images: files, folders, patterns, or a list of paths on standard input ("-")."""
 
     model: Annotated[Path, tyro.conf.Positional]
-    """A run directory, or an exported model."""
+    """A run directory, an exported folder (one for a hub too), or an ONNX file with the files that lie beside it."""
     images: Annotated[tuple[str, ...], tyro.conf.Positional]
     """Image files, folders (searched through), patterns such as 'photos/*.jpg', or "-"."""
     output: Path | None = None
@@ -112,11 +113,11 @@ class Predict:
 
     def run(self) -> None:
         from semaug.predict import expand, predict, write
-        from semaug.runs import load_classifier
+        from semaug.sharing import open_classifier
 
         if not self.images:
             raise UserError('name image files, folders or patterns, or "-" for a list on standard input')
-        classifier = load_classifier(self.model, _device(self.device))
+        classifier = open_classifier(self.model, _device(self.device))
         predictions = predict(classifier, expand(self.images), self.top_k, self.batch_size)
         destination = None if self.output == Path("-") else self.output
         summary = write(predictions, destination, self.format)
@@ -134,6 +135,9 @@ class Export:
     """The folder to write."""
     onnx: bool = True
     """Write ONNX too; needs pip install 'semaug[onnx]'."""
+    hub: bool = False
+    """Write a folder that timm loads too, by timm.create_model("local-dir:FOLDER", pretrained=True), and that can be
+    uploaded to a model hub as it is; for networks of timm."""
 
     def run(self) -> None:
         from semaug.export import export
@@ -142,12 +146,18 @@ class Export:
         classifier = load_classifier(self.model)
         measured = self.model / "evaluation.json"
         report = export(
-            classifier, self.folder, self.onnx, evaluation=read_json(measured) if measured.is_file() else None
+            classifier,
+            self.folder,
+            self.onnx,
+            hub=self.hub,
+            evaluation=read_json(measured) if measured.is_file() else None,
         )
         for file in report.files:
             print(file)
         if report.onnx_difference is not None:
             _tell(f"ONNX and PyTorch differ by at most {report.onnx_difference:.1e}")
+        if report.hub_difference is not None:
+            _tell(f"timm loads it with logits that differ by at most {report.hub_difference:.1e}")
 
 
 @dataclass(frozen=True)
