@@ -161,6 +161,56 @@ class Export:
 
 
 @dataclass(frozen=True)
+class Serve:
+    """Try a trained model on a page in the browser: drop an image, see its classes and the nearest training images.
+
+    A slider moves the image's feature along directions of the augmentation, and shows how the nearest images change.
+    The page is for this machine alone; needs pip install 'semaug[serve]', and the images that the model was trained on.
+    """
+
+    model: Annotated[Path, tyro.conf.Positional]
+    """A run directory."""
+    host: str = "127.0.0.1"
+    """The address to listen on. Whoever can reach it can use the page: there is no password and no encryption."""
+    port: int = 8000
+    """The port to listen on; 0: a free one."""
+    images: int = 2000
+    """How many training images to compare with, at most."""
+    covariance: Literal["run", "classwise"] | None = None
+    """The run's own Σ, or the class-wise one of its final features; the run's own if not given and it has one."""
+    strength: float | None = None
+    """λ; that of the end of training if not given."""
+    seed: int = 0
+    """Seed of the choice of training images and of the draws."""
+    device: str | None = None
+    """cuda if there is one, else cpu."""
+
+    def run(self) -> None:
+        try:
+            from semaug.serve import app
+        except ModuleNotFoundError as error:
+            raise UserError(f"the page needs {error.name}: pip install 'semaug[serve]'") from error
+        from semaug.progress import Progress
+        from semaug.serve.answers import open_guide
+
+        with app.listen(self.host, self.port) as listening:  # first: a port that is taken is told at once
+            with Progress().task("looking at training images", self.images) as advance:
+                guide = open_guide(
+                    self.model,
+                    covariance=self.covariance,
+                    strength=self.strength,
+                    limit=self.images,
+                    seed=self.seed,
+                    device=_device(self.device),
+                    progress=advance,
+                )
+            if not app.is_loopback(self.host):
+                _tell(f"anyone who can reach {self.host} can use this page; there is no password")
+            print(f"{app.address(listening)} shows the page; Ctrl-C ends it", flush=True)
+            app.run(app.application(guide, self.model.resolve().name, self.host), listening)
+
+
+@dataclass(frozen=True)
 class Check:
     """Look through a data set: counts, sizes, unreadable and duplicate images, classes that differ between splits."""
 
@@ -417,6 +467,7 @@ Command = (
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Predict, tyro.conf.subcommand("predict")]
     | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Serve, tyro.conf.subcommand("serve")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Figures, tyro.conf.subcommand("figures")]
     | Annotated[Data, tyro.conf.subcommand("data")]

@@ -1,11 +1,12 @@
 """What a data set is to the rest of the library: classes, and splits of images with labels."""
 
 import hashlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -59,6 +60,16 @@ def load_image(path: Path | str) -> Image.Image:
         raise UserError(f"cannot read the image {on_one_line(path)}: {why_unreadable(error)}") from error
 
 
+def read_image(content: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The image in some bytes, as :func:`load_image` gives that in a file; one of more pixels is not decoded."""
+    try:
+        with _identified(io.BytesIO(content), max_pixels) as image:
+            image.load()
+            return _in_rgb(_upright(image))
+    except Exception as error:
+        raise UserError(f"cannot read the image: {why_unreadable(error)}") from error
+
+
 def why_unreadable(error: Exception) -> str:
     """Why an image cannot be read, on one line: what :func:`load_image` or a decoder raised, without the path."""
     cause = error.__cause__ if isinstance(error, UserError) and error.__cause__ else error
@@ -72,15 +83,19 @@ def _opened(path: Path) -> Image.Image:
         raise OSError("it is not a file" if path.exists() else "there is no such file")
     if path.stat().st_size == 0:
         raise OSError("the file is empty")
+    return _identified(path, MAX_PIXELS)
+
+
+def _identified(file: Path | BinaryIO, max_pixels: int) -> Image.Image:
     try:
-        image = Image.open(path, formats=_formats())
+        image = Image.open(file, formats=_formats())
     except UnidentifiedImageError as error:
         raise OSError("it is not an image, or in a format that is not known") from error
     except Image.DecompressionBombError as error:
-        raise OSError(f"it has more than {MAX_PIXELS} pixels") from error
-    if image.width * image.height > MAX_PIXELS or _tile_pixels(image) > MAX_PIXELS:
+        raise OSError(f"it has more than {max_pixels} pixels") from error
+    if image.width * image.height > max_pixels or _tile_pixels(image) > max_pixels:
         image.close()
-        raise OSError(f"it has more than {MAX_PIXELS} pixels")
+        raise OSError(f"it has more than {max_pixels} pixels")
     return image
 
 
