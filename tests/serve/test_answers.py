@@ -1,5 +1,7 @@
 """What the page is told: classes, neighbours and directions, against plain formulas."""
 
+import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,18 @@ def test_a_p2p_net_is_told_in_one_sentence(photos: Path, tmp_path: Path) -> None
     run = train_on(photos, tmp_path / "run", method="p2p", epochs=1)
     with pytest.raises(UserError, match="holds a P2P-Net"):
         open_guide(run)
+
+
+def test_bad_images_that_training_left_out_are_left_out_here(photos: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "photos"))
+    bad = sorted((folder / "train").rglob("*.png"))[0]
+    bad.write_bytes(b"no image")
+    run = train_on(folder, tmp_path / "run", method="isda", on_bad_image="skip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guide = open_guide(run)
+    assert len(guide.seen.names) == len(list((folder / "train").rglob("*.png"))) - 1 - 3  # three are for validation
+    assert not any(name.endswith(bad.name) and bad.parent.name in name for name in guide.seen.names)
 
 
 def test_few_images_are_spread_over_the_classes(run: Path) -> None:

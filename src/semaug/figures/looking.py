@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from semaug.data.images import Progress
+from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import Samples
 from semaug.errors import UserError
@@ -36,7 +37,10 @@ def run_samples(classifier: Classifier, split: Literal["train", "evaluation"] = 
     root = config.get("data_root")
     data = read_data(config["data"], None if root is None else Path(root))
     splits = training_splits(data, **split_settings(config))
-    found = splits["train" if split == "train" else "test" if "test" in splits else "val"]
+    name = "train" if split == "train" else "test" if "test" in splits else "val"
+    found = splits[name]
+    if config.get("on_bad_image") == "skip":  # as in training
+        found = readable_splits({name: found}, data.classes, classifier.preprocessing, "skip")[0][name]
     order = match_classes(classifier.classes, data.classes)
     return _Relabelled(found, tuple(order[label] for label in found.labels))
 

@@ -132,7 +132,7 @@ async def _guarded(host: str, request: Request, call_next: Callable[[Request], A
     origin = request.headers.get("origin")
     if len(request.headers.getlist("host")) != 1 or not _is_ours(named, host):
         response = Response("this server is not known by that name\n", 421, media_type="text/plain")
-    elif origin is not None and urlsplit(origin).netloc != request.headers["host"]:
+    elif origin is not None and origin.partition("//")[2] != request.headers["host"]:
         response = Response("requests from other pages are refused\n", 403, media_type="text/plain")
     else:
         response = await call_next(request)
