@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test soak load chromium lint docs bench theorem clean
+.PHONY: demo test soak load chromium lint docs bench theorem dist dist-check clean
 
 demo: $(READY)
 	$(BIN)/semaug demo
@@ -42,6 +42,19 @@ bench: $(READY)
 theorem: $(READY)
 	$(BIN)/python -m semaug.experiments.theorem theorem.png
 
+# A wheel and an sdist in dist/; the wheel is made from the sdist.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+
+# Installs both into a new environment, one after the other, and runs them there.
+dist-check: dist
+	$(PYTHON) -m venv dist/venv
+	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	cd dist && venv/bin/semaug demo --epochs 1 --methods basic learnable --output demo
+	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.tar.gz
+	cd dist && venv/bin/semaug --help > /dev/null
+
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "semaug needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -49,4 +62,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage dist

@@ -39,7 +39,7 @@ class Evaluate:
     """Measure a trained model on a split of a data set: accuracy, calibration, and what it confuses."""
 
     model: Annotated[Path, tyro.conf.Positional]
-    """A run directory, or an exported model."""
+    """A run directory, an exported folder (one for a hub too), or an ONNX file with the files that lie beside it."""
     data: str | None = None
     """Name of a data set or path; the data that the model was trained on if not given."""
     data_root: Path | None = None
@@ -62,9 +62,10 @@ class Evaluate:
         from semaug.data.readers import read_data, training_splits
         from semaug.evaluate import evaluate
         from semaug.progress import Progress
-        from semaug.runs import load_classifier, split_settings, write_json
+        from semaug.runs import split_settings, write_json
+        from semaug.sharing import open_classifier
 
-        classifier = load_classifier(self.model, _device(self.device))
+        classifier = open_classifier(self.model, _device(self.device))
         named = self.data or classifier.config.get("data")
         if named is None:
             raise UserError(f"{self.model} does not say what it was trained on; name the images with --data")
@@ -95,7 +96,7 @@ class Predict:
     """Classify images: files, folders, patterns, or a list of paths on standard input ("-")."""
 
     model: Annotated[Path, tyro.conf.Positional]
-    """A run directory, or an exported model."""
+    """A run directory, an exported folder (one for a hub too), or an ONNX file with the files that lie beside it."""
     images: Annotated[tuple[str, ...], tyro.conf.Positional]
     """Image files, folders (searched through), patterns such as 'photos/*.jpg', or "-"."""
     output: Path | None = None
@@ -112,11 +113,11 @@ class Predict:
 
     def run(self) -> None:
         from semaug.predict import expand, predict, write
-        from semaug.runs import load_classifier
+        from semaug.sharing import open_classifier
 
         if not self.images:
             raise UserError('name image files, folders or patterns, or "-" for a list on standard input')
-        classifier = load_classifier(self.model, _device(self.device))
+        classifier = open_classifier(self.model, _device(self.device))
         predictions = predict(classifier, expand(self.images), self.top_k, self.batch_size)
         destination = None if self.output == Path("-") else self.output
         summary = write(predictions, destination, self.format)
@@ -134,6 +135,9 @@ class Export:
     """The folder to write."""
     onnx: bool = True
     """Write ONNX too; needs pip install 'semaug[onnx]'."""
+    hub: bool = False
+    """Write a folder that timm loads too, by timm.create_model("local-dir:FOLDER", pretrained=True), and that can be
+    uploaded to a model hub as it is; for networks of timm."""
 
     def run(self) -> None:
         from semaug.export import export
@@ -142,12 +146,68 @@ class Export:
         classifier = load_classifier(self.model)
         measured = self.model / "evaluation.json"
         report = export(
-            classifier, self.folder, self.onnx, evaluation=read_json(measured) if measured.is_file() else None
+            classifier,
+            self.folder,
+            self.onnx,
+            hub=self.hub,
+            evaluation=read_json(measured) if measured.is_file() else None,
         )
         for file in report.files:
             print(file)
         if report.onnx_difference is not None:
             _tell(f"ONNX and PyTorch differ by at most {report.onnx_difference:.1e}")
+        if report.hub_difference is not None:
+            _tell(f"timm loads it with logits that differ by at most {report.hub_difference:.1e}")
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Try a trained model on a page in the browser: drop an image, see its classes and the nearest training images.
+
+    A slider moves the image's feature along directions of the augmentation, and shows how the nearest images change.
+    The page is for this machine alone; needs pip install 'semaug[serve]', and the images that the model was trained on.
+    """
+
+    model: Annotated[Path, tyro.conf.Positional]
+    """A run directory."""
+    host: str = "127.0.0.1"
+    """The address to listen on. Whoever can reach it can use the page: there is no password and no encryption."""
+    port: int = 8000
+    """The port to listen on; 0: a free one."""
+    images: int = 2000
+    """How many training images to compare with, at most."""
+    covariance: Literal["run", "classwise"] | None = None
+    """The run's own Σ, or the class-wise one of its final features; the run's own if not given and it has one."""
+    strength: float | None = None
+    """λ; that of the end of training if not given."""
+    seed: int = 0
+    """Seed of the choice of training images and of the draws."""
+    device: str | None = None
+    """cuda if there is one, else cpu."""
+
+    def run(self) -> None:
+        try:
+            from semaug.serve import app
+        except ModuleNotFoundError as error:
+            raise UserError(f"the page needs {error.name}: pip install 'semaug[serve]'") from error
+        from semaug.progress import Progress
+        from semaug.serve.answers import open_guide
+
+        with app.listen(self.host, self.port) as listening:  # first: a port that is taken is told at once
+            with Progress().task("looking at training images", self.images) as advance:
+                guide = open_guide(
+                    self.model,
+                    covariance=self.covariance,
+                    strength=self.strength,
+                    limit=self.images,
+                    seed=self.seed,
+                    device=_device(self.device),
+                    progress=advance,
+                )
+            if not app.is_loopback(self.host):
+                _tell(f"anyone who can reach {self.host} can use this page; there is no password")
+            print(f"{app.address(listening)} shows the page; Ctrl-C ends it", flush=True)
+            app.run(app.application(guide, self.model.resolve().name, self.host), listening)
 
 
 @dataclass(frozen=True)
@@ -442,6 +502,7 @@ Command = (
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Predict, tyro.conf.subcommand("predict")]
     | Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Serve, tyro.conf.subcommand("serve")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Figures, tyro.conf.subcommand("figures")]
     | Annotated[Data, tyro.conf.subcommand("data")]

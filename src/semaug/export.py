@@ -1,7 +1,7 @@
 """A trained classifier as a folder to give away: weights, classes, settings, a model card, and ONNX.
 
-The folder is read by :func:`semaug.runs.load_classifier` as a run directory is; its model card shows how to use it with
-PyTorch alone. What only training needs (the covariance network, the optimiser) is not in it.
+The folder is read by :func:`semaug.runs.load_classifier` as a run directory is, and as a hub folder by timm, too; its
+model card shows how to use it without semaug. What only training needs (CovNet, the optimiser) is not in it.
 """
 
 import copy
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from semaug.blocks import find_head
 from semaug.data import birds
 from semaug.errors import UserError
+from semaug.hub import hub_settings, load_with_timm, takes_size
 from semaug.runs import FORMAT, Classifier, write_atomically, write_json
 
-ONNX_TOLERANCE = 1e-4  # of the largest logit, and at least of 1
+TOLERANCE = 1e-4  # of the largest logit, and at least of 1
 _ONNX_FILES = ("model.onnx", "model.onnx.data")
 _ONNX_ONE_FILE_BYTES = 1_500_000_000  # a protobuf file holds at most 2 GB
 _KEPT_SETTINGS = ("version", "method", "epochs", "seed", "select")  # no paths: they tell about the machine
@@ -37,12 +38,13 @@ _SCORES = {
 
 @dataclass(frozen=True)
 class ExportReport:
-    """The files that were written, and how far ONNX and PyTorch differ in their logits (None: no ONNX)."""
+    """The files that were written, and how far ONNX, and what timm loads, differ in their logits (None: not asked)."""
 
     folder: Path
     files: tuple[Path, ...]
     parameters: int
     onnx_difference: float | None
+    hub_difference: float | None = None
 
 
 def export(
@@ -50,20 +52,24 @@ def export(
     folder: Path,
     onnx: bool = True,
     *,
+    hub: bool = False,
     evaluation: Mapping[str, Any] | None = None,
     images: Sequence[Image.Image] | None = None,
 ) -> ExportReport:
     """Write `classifier` to `folder`; files of an earlier export there are replaced.
 
+    With `hub` it is a folder that timm loads too, see :mod:`semaug.hub`; a network that timm cannot build is an error.
+
     `evaluation` is for the model card: the scores (see :meth:`semaug.evaluate.Scores.numbers`) with the "split" that
-    they were measured on, and its "count" of images, as in a run's evaluation.json. ONNX is compared with PyTorch on
-    `images`, or on drawn birds.
+    they were measured on, and its "count" of images, as in a run's evaluation.json. ONNX, and what timm loads, are
+    compared with the network on `images`, or on drawn birds.
     """
     _check_folder(folder)
     if evaluation is not None and "split" not in evaluation:
         raise ValueError("an evaluation must say on which split it was made")
     if onnx:
         _import_onnx()  # before anything is written
+    settings = {**_settings(classifier), **(hub_settings(classifier) if hub else {})}
     folder.mkdir(parents=True, exist_ok=True)
     difference = None
     if onnx:
@@ -72,14 +78,15 @@ def export(
         _remove_onnx(folder)
     _write_weights(classifier.model, folder / "model.safetensors")
     write_json(folder / "classes.json", list(classifier.classes))
-    write_json(folder / "config.json", _settings(classifier))
-    write_atomically(folder / "README.md", _model_card(classifier, onnx, evaluation).encode())
+    write_json(folder / "config.json", settings)
+    write_atomically(folder / "README.md", _model_card(classifier, onnx, evaluation, hub).encode())
     names = ("README.md", "classes.json", "config.json", "model.safetensors", *_ONNX_FILES)
     return ExportReport(
         folder=folder,
         files=tuple(folder / name for name in names if (folder / name).exists()),
         parameters=sum(parameter.numel() for parameter in classifier.model.parameters()),
         onnx_difference=difference,
+        hub_difference=_hub_difference(classifier, folder, images) if hub else None,
     )
 
 
@@ -120,7 +127,7 @@ def _data_name(classifier: Classifier) -> str | None:
 # ------------------------------------------------------------------------------------------------------ model card
 
 
-def _model_card(classifier: Classifier, onnx: bool, evaluation: Mapping[str, Any] | None) -> str:
+def _model_card(classifier: Classifier, onnx: bool, evaluation: Mapping[str, Any] | None, hub: bool) -> str:
     classes, data = len(classifier.classes), _data_name(classifier)
     parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
     sections = [
@@ -134,13 +141,15 @@ def _model_card(classifier: Classifier, onnx: bool, evaluation: Mapping[str, Any
 - Weights: `model.safetensors`""",
         "## Scores\n\n" + _scores(classifier, evaluation),
         "## Preprocessing\n\n" + _preprocessing(classifier),
-        f"## Use\n\nWith PyTorch{_with_semaug(classifier)}, in this folder:\n\n```python\n{_usage(classifier)}\n```",
+        "## Use\n\n" + "\n\n".join([*([_use_with_timm()] if hub else []), _use_alone(classifier)]),
         f"""## Limits
 
 - It answers with one of its {classes} classes whatever the picture shows: it has no class for anything else.
 - The scores hold for images like those of the training data; other cameras, places or seasons can lower them.
-- Probabilities are the network's own. Before decisions depend on them, check their calibration on your images.""",
-        f"## Reference\n\nsemaug implements the method of\n\n```bibtex\n{_BIBTEX}\n```",
+- The scores are of one training run: with another seed they would be others.
+- Probabilities are the network's own. Before decisions depend on them, check their calibration on your images.
+- Weights may be bound by the terms of what they were trained on: of the training data, and of pretrained weights.""",
+        f"## How to cite\n\nsemaug implements the method of\n\n```bibtex\n{_BIBTEX}\n```",
     ]
     if onnx:
         size = classifier.preprocessing.crop
@@ -151,7 +160,19 @@ def _model_card(classifier: Classifier, onnx: bool, evaluation: Mapping[str, Any
 `model.onnx` takes `images`, float32 (batch, 3, {size}, {size}), preprocessed as above (the `x` of the program), and
 gives `logits` (batch, {classes}). The batch may have any size.""",
         )
-    return "\n\n".join(sections) + "\n"
+    return (_FRONT_MATTER if hub else "") + "\n\n".join(sections) + "\n"
+
+
+# what model hubs read: no licence, which is for whoever publishes the model to choose
+_FRONT_MATTER = """---
+library_name: timm
+pipeline_tag: image-classification
+tags:
+- image-classification
+- timm
+- semaug
+---
+"""
 
 
 _BIBTEX = """@article{pu2024learnable,
@@ -193,6 +214,28 @@ def _preprocessing(classifier: Classifier) -> str:
 2. {resizing}
 3. Cut out the middle {p.crop} × {p.crop} pixels.
 4. Scale to [0, 1], subtract the mean {list(p.mean)}, divide by the standard deviation {list(p.std)}."""
+
+
+def _use_with_timm() -> str:
+    return f"""With timm, in this folder (`hf-hub:NAME` instead of `local-dir:.` where it was uploaded):
+
+```python
+{_TIMM_PROGRAM}
+```"""
+
+
+_TIMM_PROGRAM = """import timm, torch
+from PIL import Image, ImageOps
+
+model = timm.create_model("local-dir:.", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+image = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")
+probabilities = model(transform(image)[None]).detach().softmax(1)[0]
+print(model.pretrained_cfg["label_names"][probabilities.argmax()], float(probabilities.max()))"""
+
+
+def _use_alone(classifier: Classifier) -> str:
+    return f"With PyTorch{_with_semaug(classifier)}, in this folder:\n\n```python\n{_usage(classifier)}\n```"
 
 
 def _usage(classifier: Classifier) -> str:
@@ -245,7 +288,7 @@ def _construction(classifier: Classifier) -> list[str]:
             f'model = dressed("{method}", build_model("{classifier.name}", {classes}, {crop}), {classes})',
         ]
     if _library(classifier) == "timm":
-        size = f", img_size={crop}" if _has_size(name, crop) else ""
+        size = f", img_size={crop}" if takes_size(name, crop) else ""
         return [f'model = timm.create_model("{name}", num_classes={classes}{size})']
     head, _ = find_head(classifier.model)
     size = f", image_size={crop}" if name.startswith("vit_") else ""
@@ -254,17 +297,6 @@ def _construction(classifier: Classifier) -> list[str]:
         f'features = model.get_submodule("{head}").in_features',
         f'model.set_submodule("{head}", torch.nn.Linear(features, {classes}))',
     ]
-
-
-def _has_size(name: str, crop: int) -> bool:
-    """Whether a timm model is made for one size of image, which it then takes as an option."""
-    import timm
-
-    try:
-        timm.create_model(name, img_size=crop)
-    except TypeError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------------------------------------------------ ONNX
@@ -328,13 +360,29 @@ def _trial_inputs(classifier: Classifier, images: Sequence[Image.Image] | None) 
 def _difference(model: nn.Module, file: Path, inputs: Tensor) -> float:
     """The largest difference of logits between ONNX and PyTorch, which must be small, on batches of 1 and of 3."""
     session = _import_onnx().InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    largest = 0.0
-    for batch in (inputs[:1], inputs[:3]):
-        expected = model(batch)
-        logits = torch.from_numpy(session.run(["logits"], {"images": batch.numpy()})[0])
-        difference = float((logits - expected).abs().max())
-        allowed = ONNX_TOLERANCE * max(1.0, float(expected.abs().max()))
-        if not difference <= allowed:  # not: NaN is a failure, too
-            raise UserError(f"the ONNX model differs from the original by {difference:.1e} in its logits: not exported")
-        largest = max(largest, difference)
-    return largest
+    return max(
+        _small_difference(
+            "ONNX model", torch.from_numpy(session.run(["logits"], {"images": batch.numpy()})[0]), model(batch)
+        )
+        for batch in (inputs[:1], inputs[:3])
+    )
+
+
+def _small_difference(what: str, logits: Tensor, expected: Tensor) -> float:
+    difference = float((logits - expected).abs().max())
+    allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
+    if not difference <= allowed:  # not: NaN is a failure, too
+        raise UserError(f"the {what} differs from the original by {difference:.1e} in its logits: not exported")
+    return difference
+
+
+@torch.inference_mode()
+def _hub_difference(classifier: Classifier, folder: Path, images: Sequence[Image.Image] | None) -> float:
+    """The largest difference of logits between the network and what timm loads from the folder, which must be small."""
+    inputs = _trial_inputs(classifier, images)
+    model = copy.deepcopy(classifier.model).cpu().float().eval()
+    try:
+        return _small_difference("model as timm loads it", load_with_timm(folder)(inputs), model(inputs))
+    except Exception:
+        (folder / "config.json").unlink()  # nobody is to load it
+        raise

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from semaug.blocks import below, find_blocks, find_head, unwrapped
 from semaug.tangents import Recorder
-from semaug.views import Early, Probe, Tape, View, random_state, set_random_state
+from semaug.views import Early, Probe, Tape, View, keep_recording_out_of_graphs, random_state, set_random_state
 
 __all__ = ["Composite", "Network", "Tape"]
 
@@ -243,6 +243,7 @@ class Network:
         if self._main is None or self._other is None:
             self._main, self._other = self._split(images)
             if self._backend is not None:
+                keep_recording_out_of_graphs()
                 # More than one backward pass goes through the graph. torch looks at this when it compiles and in each
                 # backward pass, so it cannot be set for one model alone.
                 torch._functorch.config.donated_buffer = False

@@ -11,6 +11,7 @@ report.html          curves and pictures
 
 import errno
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ from semaug.methods import dressed
 from semaug.models import build_model, read_weights
 
 FORMAT = 1  # of the run directory; raised when an older reader would misread it
+MAX_JSON_BYTES = 64_000_000
+MAX_CLASSES, MAX_SIDE = 100_000, 8192  # of a classifier that is read: memory is taken for them before weights are seen
 
 
 def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None = None) -> None:
@@ -80,11 +83,15 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise UserError(f"cannot read {path}: it has more than {MAX_JSON_BYTES} bytes")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
+    except RecursionError:
+        raise UserError(f"cannot read {path}: it is nested too deeply") from None
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -108,7 +115,7 @@ class Classifier:
     @torch.inference_mode()
     def probabilities(self, pixels: Tensor) -> Tensor:
         """Class probabilities (N, C) of uint8 pixels (N, resize, resize, 3), see :class:`Preprocessing`."""
-        device = next(self.model.parameters()).device
+        device = next(self.model.parameters(), pixels).device
         inputs = self.preprocessing.evaluation_input(pixels.to(device, non_blocking=True))
         logits: Tensor = self.model(inputs)
         return logits.float().softmax(1).cpu()
@@ -121,19 +128,58 @@ def split_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier:
-    """The trained classifier of a run directory, in evaluation mode."""
-    if not run.exists():
-        raise UserError(f"there is no run directory {run}")
-    if not (run / "config.json").is_file():
-        raise UserError(f"{run} is not a run directory: it has no config.json")
-    config, classes = read_json(run / "config.json"), read_json(run / "classes.json")
-    if config.get("format") != FORMAT:
-        raise UserError(f"{run} has format {config.get('format')}, and this version of semaug reads {FORMAT}")
+    """The trained classifier of a run directory or of an exported folder, in evaluation mode.
+
+    The folder may come from a stranger: whatever is in it, the outcome is a classifier or a :class:`UserError`.
+    """
+    name, classes, preprocessing, config = read_description(run)
     if not (run / "model.safetensors").is_file():
         raise UserError(f"{run} has no model.safetensors: its training has not finished; run the same command again")
-    preprocessing = Preprocessing.from_json(config["preprocessing"])
-    model = dressed(
-        config.get("method", ""), build_model(config["model"], len(classes), preprocessing.crop), len(classes)
-    )
-    model.load_state_dict(read_weights(run / "model.safetensors"))
-    return Classifier(model.to(device).eval(), tuple(classes), preprocessing, config["model"], config)
+    weights = read_weights(run / "model.safetensors")
+    if not any(value.ndim and value.shape[0] == len(classes) for value in weights.values()):
+        raise UserError(f"nothing in {run / 'model.safetensors'} is for the {len(classes)} classes of {run}")
+    try:
+        built = build_model(name, len(classes), preprocessing.crop)
+        model = dressed(str(config.get("method", "")), built, len(classes))
+        model.load_state_dict(weights)
+    except UserError:
+        raise
+    except Exception as error:  # of the libraries that build networks, at options that do not go together
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(f"{run} does not hold a {name} as it says: {reason}") from error
+    return Classifier(model.to(device).eval(), classes, preprocessing, name, config)
+
+
+def read_description(folder: Path) -> tuple[str, tuple[str, ...], Preprocessing, dict[str, Any]]:
+    """The name of the network, the classes, the preprocessing and all settings, from config.json and classes.json."""
+    if not folder.exists():
+        raise UserError(f"there is no run directory {folder}")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is not a run directory: it has no config.json")
+    config = read_json(folder / "config.json")
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        found = config.get("format") if isinstance(config, dict) else None
+        raise UserError(f"{folder} has format {found}, and this version of semaug reads {FORMAT}")
+    classes = read_json(folder / "classes.json")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise UserError(f"{folder / 'classes.json'} is not a list of names")
+    if not 1 <= len(set(classes)) == len(classes) <= MAX_CLASSES:
+        raise UserError(f"{folder / 'classes.json'} must have 1 to {MAX_CLASSES} names, none twice")
+    if not isinstance(config.get("model"), str):
+        raise UserError(f"{folder / 'config.json'} does not say which network it is for")
+    return config["model"], tuple(classes), _read_preprocessing(folder / "config.json", config), config
+
+
+def _read_preprocessing(file: Path, config: Mapping[str, Any]) -> Preprocessing:
+    values = config.get("preprocessing")
+    try:
+        found = Preprocessing.from_json(values)  # type: ignore[arg-type]
+        sides = [found.resize, found.crop]
+        colours = [*found.mean, *found.std]
+        fits = all(type(side) is int and side <= MAX_SIDE for side in sides) and len(found.mean) == len(found.std) == 3
+        fits = fits and all(math.isfinite(value) for value in colours) and min(found.std) > 0
+    except (AttributeError, TypeError):
+        fits = False
+    if not fits:
+        raise UserError(f"{file} does not say how images are prepared for the network")
+    return found

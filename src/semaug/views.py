@@ -7,6 +7,7 @@ drop rate or a mode that the owner changes later holds in the view too.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -96,9 +97,15 @@ class Early(nn.Module):
         return tensor.detach().clone() if self.overwritten else tensor.detach()
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _outside_the_graph(early: Early, output: Any) -> None:
     early.record(output)
+
+
+@cache
+def keep_recording_out_of_graphs() -> None:
+    """To be called before a view is compiled; not on import, since torch's compiler takes seconds to import."""
+    global _outside_the_graph
+    _outside_the_graph = torch.compiler.disable(_outside_the_graph)
 
 
 @dataclass

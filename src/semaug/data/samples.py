@@ -52,12 +52,12 @@ def load_image(path: Path | str) -> Image.Image:
 
     Of an animation it is the first frame; what is transparent becomes white.
     """
-    return _loaded(lambda: _opened(_file(Path(path))), path)
+    return _loaded(lambda: _opened(_file(Path(path)), MAX_PIXELS), path)
 
 
-def image_in(content: bytes, name: str) -> Image.Image:
-    """The same of an image that is in memory; `name` is what to call it."""
-    return _loaded(lambda: _opened(io.BytesIO(content)), name)
+def image_in(content: bytes, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The same of an image that is in memory; `name` is what to call it. One of more pixels is not decoded."""
+    return _loaded(lambda: _opened(io.BytesIO(content), max_pixels), name)
 
 
 def _loaded(opened: Callable[[], Image.Image], name: Path | str) -> Image.Image:
@@ -66,7 +66,8 @@ def _loaded(opened: Callable[[], Image.Image], name: Path | str) -> Image.Image:
             image.load()
             return _in_rgb(_upright(image))
     except Exception as error:  # decoders meet garbage with many kinds of exception
-        raise UserError(f"cannot read the image {on_one_line(name)}: {why_unreadable(error)}") from error
+        what = f"the image {on_one_line(name)}" if name else "the image"
+        raise UserError(f"cannot read {what}: {why_unreadable(error)}") from error
 
 
 def why_unreadable(error: Exception) -> str:
@@ -84,17 +85,17 @@ def _file(path: Path) -> Path:
     return path
 
 
-def _opened(source: Path | BinaryIO) -> Image.Image:
+def _opened(source: Path | BinaryIO, max_pixels: int) -> Image.Image:
     """An image of which nothing is decoded yet."""
     try:
         image = Image.open(source, formats=_formats())
     except UnidentifiedImageError as error:
         raise OSError("it is not an image, or in a format that is not known") from error
     except Image.DecompressionBombError as error:
-        raise OSError(f"it has more than {MAX_PIXELS} pixels") from error
-    if image.width * image.height > MAX_PIXELS or _tile_pixels(image) > MAX_PIXELS:
+        raise OSError(f"it has more than {max_pixels} pixels") from error
+    if image.width * image.height > max_pixels or _tile_pixels(image) > max_pixels:
         image.close()
-        raise OSError(f"it has more than {MAX_PIXELS} pixels")
+        raise OSError(f"it has more than {max_pixels} pixels")
     return image
 
 

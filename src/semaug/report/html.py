@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -53,9 +54,13 @@ def render_page(
     styles: Sequence[str] = ("style.css",),
     script: str | None = None,
     fragments: str = "",
+    served: bool = False,
     **content: Any,
 ) -> str:
-    """A page with these style sheets and this script; `fragments` is HTML in it that brings styles and scripts too."""
+    """A page with these style sheets and this script; `fragments` is HTML in it that brings styles and scripts too.
+
+    One that is `served` may ask its own server for data and images, and show images that the user gives it.
+    """
     from markupsafe import Markup
 
     style = "".join(made.get_template(name).render() for name in styles)
@@ -64,6 +69,7 @@ def render_page(
         policy=_policy(
             [style, *re.findall(r"<style>(.*?)</style>", fragments, re.DOTALL)],
             [*([code] if code else []), *re.findall(r"<script>(.*?)</script>", fragments, re.DOTALL)],
+            served,
         ),
         style=Markup(style),
         script=Markup(code),
@@ -71,9 +77,17 @@ def render_page(
     )
 
 
-def _policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
+def _policy(styles: Sequence[str], scripts: Sequence[str], served: bool) -> str:
     """These styles and scripts and nothing else: whatever a class is called, it stays text."""
-    return f"default-src 'none'; img-src data:; style-src {_digests(styles)}; script-src {_digests(scripts)}"
+    images = "data: 'self' blob:; connect-src 'self'" if served else "data:"
+    return f"default-src 'none'; img-src {images}; style-src {_digests(styles)}; script-src {_digests(scripts)}"
+
+
+def policy_of(page: str) -> str:
+    """The policy that a page states, for the header with which a server sends it."""
+    found = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    assert found is not None
+    return html.unescape(found[1])
 
 
 def _digests(texts: Sequence[str]) -> str:
