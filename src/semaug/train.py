@@ -206,9 +206,7 @@ class _Run:
         """Put network, optimisers and random numbers in the state that :meth:`_content` gave; returns the rest."""
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
-        self.learner.load_state_dict(
-            {**content["learner"], "last_real": _copied(content["learner"]["last_real"], self.device)}
-        )
+        self.learner.load_state_dict(content["learner"])
         if self.scaler is not None:
             self.scaler.load_state_dict(content["scaler"])
         if self.average is not None:
@@ -452,14 +450,14 @@ def _means(within: dict[str, Any]) -> dict[str, float]:
     return {name: float(f"{value:.6g}") for name, value in means.items()}
 
 
-def _copied(value: Any, device: torch.device | str = "cpu") -> Any:
-    """A copy of nested values with its tensors on a device; states of random numbers, which are bytes, stay."""
+def _copied(value: Any) -> Any:
+    """A copy of nested values with its tensors in main memory."""
     if isinstance(value, Tensor):
-        return value.detach().to(value.device if value.dtype == torch.uint8 else device, copy=True)
+        return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: _copied(part, device) for key, part in value.items()}
+        return {key: _copied(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_copied(part, device) for part in value)
+        return type(value)(_copied(part) for part in value)
     return value
 
 
