@@ -1,22 +1,125 @@
-"""The examples run as they stand, with less data."""
+"""The examples run as they stand, with less data, and with the real libraries."""
 
 import importlib.util
+import logging
+import shutil
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def test_several_losses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    specification = importlib.util.spec_from_file_location("several_losses", EXAMPLES / "several_losses.py")
+def example(name: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
+    for setting, value in settings.items():
+        monkeypatch.setattr(module, setting, value)
+    return module
+
+
+def noise(count: int, pixels: int, classes: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(count, 3, pixels, pixels, generator=generator), torch.arange(count) % classes)
+
+
+def test_several_losses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("several_losses", monkeypatch, EPOCHS=2)
     photos = module.photos
     monkeypatch.setattr(module, "photos", lambda split, per_class: photos(split, 6))
-    monkeypatch.setattr(module, "EPOCHS", 2)
     module.main()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2"]
+
+
+def test_plain_pytorch_with_torchmetrics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    example("plain_pytorch", monkeypatch, PER_SPECIES=5, EPOCHS=2).main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2"]
+    assert all("'Accuracy': '0." in line and "'CalibrationError': '0." in line for line in lines)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_timm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], optimizer: str) -> None:
+    monkeypatch.setattr("semaug.optim._warned", set())
+    module = example("timm_parts", monkeypatch, PER_SPECIES=4, EPOCHS=2, OPTIMIZER=optimizer)
+    if optimizer == "adamw":  # which has a rule of its own: no warning
+        module.main()
+    else:
+        with pytest.warns(UserWarning, match="under Lamb is a plain gradient step"):
+            module.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2"]
+
+
+def test_lightning_goes_on_exactly_from_its_own_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+    def small(*_: Any) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 5))
+
+    module = example("lightning_module", monkeypatch, build_model=small)
+    data = noise(24, 4, 5)
+    monkeypatch.setattr(module, "loaders", lambda: (module.exact_loader(data, 8), DataLoader(data, 8)))
+    module.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line or "same" in line]
+    assert [line.split(":")[0] for line in lines] == [
+        "epoch 4, optimiser step 24",
+        "epoch 2, optimiser step 12",
+        "epoch 4, optimiser step 24",
+        "the same weights",
+    ]
+    assert lines[-1].endswith("True")
+
+
+class Rows(torch.utils.data.Dataset[dict[str, Any]]):
+    """Noise as Hugging Face has it."""
+
+    def __init__(self, split: str, per_species: int) -> None:
+        self.data = noise(20, 64, 10)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image, label = self.data[index]
+        return {"pixel_values": image, "labels": label}
+
+
+def test_hugging_face_trainer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("hugging_face", monkeypatch, EPOCHS=1, BATCH=10, Photos=Rows)
+    module.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "Trainer: loss" in line]
+    assert [line.split(":")[0] for line in lines] == ["IsdaTrainer", "LearnableTrainer"]
+
+
+def test_hugging_face_trainer_goes_on_exactly_from_its_own_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = example("hugging_face", monkeypatch, EPOCHS=2, BATCH=10)
+    weights = []
+    for resume in (False, True):
+        torch.manual_seed(0)
+        options = {"strength": 5.0, "order": "pipelined"}
+        model = module.small_model()
+        if resume:  # without which the Trainer would not find all of DINOv2's weights
+            model = type(model).from_pretrained(tmp_path / "checkpoint-2")
+        trainer = module.LearnableTrainer(
+            model, args=module.arguments(str(tmp_path)), train_dataset=Rows("", 0), augmentation=options
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        assert trainer.learner.half_steps == 8
+        assert float(trainer.learner.strength) > 0
+        weights.append({**trainer.model.state_dict(), **trainer.learner.source.state_dict()})
+        shutil.rmtree(tmp_path / "checkpoint-4")
+    torch.testing.assert_close(*weights, rtol=0, atol=0)

@@ -521,3 +521,33 @@ def test_a_network_with_another_number_of_frozen_blocks_is_refused() -> None:
     network = Network(model, frozen_blocks=1, blocks=TINY_BLOCKS)
     with pytest.raises(ValueError, match="has 1 frozen blocks, not 2"):
         semaug.LearnableAugmentation(network, torch.optim.SGD(model.parameters(), lr=0.1), frozen_blocks=2)
+
+
+class Dense(nn.Sequential):
+    """No convolutions, which crash some CPUs in bf16."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+def test_autocast_around_the_step_is_as_good_as_the_option(order: Any) -> None:
+    images, labels = torch.randn(8, 3, 4, 4), torch.arange(8) % 4
+    results = []
+    for around in (False, True):
+        torch.manual_seed(0)
+        model = Dense()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        learner = semaug.LearnableAugmentation(
+            model, optimizer, order=order, frozen_blocks=1, autocast=None if around else torch.bfloat16
+        )
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16, enabled=around):
+                metrics = learner.step(images, labels)
+        results.append(({**model.state_dict(), **learner.source.state_dict()}, metrics))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    with torch.autocast("cpu", torch.float16), pytest.raises(ValueError, match="fp16 around step\\(\\) needs scaler"):
+        learner.step(images, labels)
+    if order == "paper":  # without autocast in full precision again
+        learner.step(images, labels)
+        assert learner._precision() is None

@@ -1,6 +1,7 @@
 """Any classifier as early blocks → late blocks → feature → linear head."""
 
 import copy
+from typing import Any, NamedTuple
 
 import pytest
 import timm
@@ -8,6 +9,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+import semaug
 from semaug.network import Network
 from tiny import TINY_BLOCKS, TinyNet
 
@@ -214,18 +216,125 @@ class TwoHeads(nn.Module):
         return self.one(features) + self.two(features)
 
 
-class ConvHead(nn.Module):
-    def __init__(self) -> None:
+class Pooled(nn.Module):
+    """The same network with an `nn.Linear` and with a 1×1 convolution as head."""
+
+    def __init__(self, convolution: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, 4, 1)
+        self.body, self.convolution = nn.Conv2d(3, 6, 1), convolution
+        self.fc = nn.Conv2d(6, 4, 1) if convolution else nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x).mean((2, 3))
+        pooled = self.body(x).tanh().mean((2, 3), keepdim=True)
+        return self.fc(pooled).flatten(1) if self.convolution else self.fc(pooled.flatten(1))
+
+
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+@pytest.mark.parametrize("engine", ["jvp", "double_backward"])
+def test_a_1x1_convolution_is_a_linear_head(order: Any, engine: Any) -> None:
+    linear, convolution = Pooled(False).double(), Pooled(True).double()
+    convolution.load_state_dict(
+        {name: v.view_as(convolution.state_dict()[name]) for name, v in linear.state_dict().items()}
+    )
+    images, labels = torch.randn(8, 3, 4, 4, dtype=torch.float64), torch.arange(8) % 4
+    covnet, losses = semaug.CovNet(6).double(), []
+    for model in (linear, convolution):
+        features = Network(model).features(images)
+        losses.append(semaug.ISDALoss(4, 6).double()(features, labels, model.fc))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+        source = copy.deepcopy(covnet)
+        meta = torch.optim.SGD(source.parameters(), lr=5.0)
+        learner = semaug.LearnableAugmentation(model, sgd, source, meta, order=order, engine=engine)
+        losses += [learner.step(images, labels)["train_loss"] for _ in range(4)]
+        assert (
+            max(
+                float((a - b).abs().max())
+                for a, b in zip(source.state_dict().values(), covnet.state_dict().values(), strict=True)
+            )
+            > 1e-4
+        )
+    torch.testing.assert_close(losses[:5], losses[5:], rtol=1e-10, atol=1e-12)
+
+
+class Grid(nn.Module):
+    """A patch embedding whose shape the model looks up, and a module that two others share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid, self.patch = (2, 3), nn.Linear(4, 6)
+        self.position = nn.Linear(6, 6)
+        self.blocks = nn.ModuleList([Shares(self.position), Shares(self.position)])
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x.flatten(1).view(-1, 3, 4))
+        for block in self.blocks:
+            x = block(x) / self.patch.out_features
+        return self.fc(x.mean(1))
+
+
+class Shares(nn.Module):
+    def __init__(self, position: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.position = nn.Linear(6, 6), position
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.position(x)
+
+
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+def test_attributes_of_frozen_modules_and_shared_modules(order: Any) -> None:
+    model = Grid().double()
+    network = Network(model, 2, blocks=["patch", "blocks.0", "blocks.1"])
+    images, labels = torch.randn(6, 3, 2, 2, dtype=torch.float64), torch.arange(6) % 3
+    learner = semaug.LearnableAugmentation(network, torch.optim.SGD(model.parameters(), lr=0.1), order=order)
+    learner.source.double()
+    learner.step(images, labels)
+    features, tape = network.forward(images, record=True)
+    late = {name: parameter.detach() for name, parameter in network.late_parameters().items()}
+    torch.testing.assert_close(network.replay(late, tape), features.detach(), rtol=0, atol=0)
+    torch.testing.assert_close(network.head(features), model(images))
+
+
+class Output(NamedTuple):
+    logits: Tensor
+
+
+class Wrapping(nn.Module):
+    """Blocks in a list, inside a wrapper with a stem, and an output that is more than a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Module()
+        self.backbone.embedding = nn.Linear(12, 6)
+        self.backbone.layers = nn.ModuleList([Shares(nn.Linear(6, 6)) for _ in range(3)])
+        self.backbone.norm = nn.LayerNorm(6)
+        self.classifier = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Output:
+        x = self.backbone.embedding(x.flatten(1))
+        for layer in self.backbone.layers:
+            x = x + layer(x)
+        return Output(self.classifier(self.backbone.norm(x)))
+
+
+def test_wrapped_lists_of_blocks_and_outputs_with_logits() -> None:
+    model = Wrapping()
+    layers = [f"backbone.layers.{i}" for i in range(3)]
+    assert [block.name for block in Network(model).blocks] == ["stem", *layers, "backbone.norm"]
+    for frozen in range(5):
+        network = Network(model, frozen)
+        features, tape = network.forward(torch.randn(2, 3, 2, 2))
+        late = {name: parameter.detach() for name, parameter in network.late_parameters().items()}
+        assert len(late) == [18, 12, 8, 4, 2][frozen]
+        torch.testing.assert_close(network.replay(late, tape), features.detach())
+        assert set(tape.outputs) <= {"backbone.embedding", *layers, "backbone.norm"}
+        assert len(tape.outputs) == (0 if frozen == 0 else frozen + 1)
 
 
 def test_models_that_cannot_be_split_say_why() -> None:
-    with pytest.raises(ValueError, match="not an nn.Linear"):
-        Network(ConvHead())
+    with pytest.raises(ValueError, match="not an nn.Linear or a 1×1 convolution"):
+        Network(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()))
     with pytest.raises(ValueError, match="2 classifiers; the method needs a single linear head"):
         Network(timm.create_model("deit_tiny_distilled_patch16_224"))
     with pytest.raises(ValueError, match="not that of its linear layer 'two' alone"):
@@ -234,8 +343,8 @@ def test_models_that_cannot_be_split_say_why() -> None:
         Network(TwoHeads(), head="body").forward(torch.randn(2, 3, 2, 2))
     with pytest.raises(ValueError, match="the module 'nowhere' does not exist"):
         Network(TwoHeads(), head="nowhere")
-    with pytest.raises(ValueError, match="the module 'conv' is a Conv2d"):
-        Network(ConvHead(), head="conv")
+    with pytest.raises(ValueError, match="the module '0' is a Conv2d"):
+        Network(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), head="0")
     with pytest.raises(ValueError, match="no module 'blocks.9'"):
         Network(TinyNet(), blocks=["blocks.9"])
     with pytest.raises(ValueError, match="0 … 3, the number of blocks of TinyNet, not 4"):

@@ -75,3 +75,17 @@ def test_other_optimisers_take_a_plain_gradient_step_and_say_so() -> None:
         [(point, slope)] = pseudo_step(optimizer, [parameter], [torch.tensor([1.0, 2.0], dtype=torch.float64)])
     assert point.tolist() == [0.5, 0.0]
     assert slope == -0.5
+
+
+class Wrapper:
+    """As Lightning and Accelerate wrap an optimiser."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+
+def test_a_wrapped_optimiser_follows_its_own_rule() -> None:
+    parameter, gradient = torch.nn.Parameter(torch.ones(3)), torch.full((3,), 2.0)
+    adam = torch.optim.AdamW([parameter], lr=0.1)
+    found = [pseudo_step(each, [parameter], [gradient])[0] for each in (adam, Wrapper(adam))]
+    torch.testing.assert_close(*found, rtol=0, atol=0)

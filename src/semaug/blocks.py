@@ -4,9 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from itertools import takewhile
+from typing import Any, TypeGuard, cast
 
-from torch import nn
+from torch import Tensor, nn
+
+Head = nn.Linear | nn.Conv2d
+"""A linear layer over features: `nn.Linear`, or a 1×1 convolution, as some networks have it after pooling."""
 
 LAST_OF_GROUP = (99999,)  # timm's marker for "belongs to the group before"
 
@@ -61,27 +65,46 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def find_head(model: nn.Module, name: str | None = None) -> tuple[str, nn.Linear]:
-    """The linear layer that makes the logits: `name` if given, else timm's classifier, else the last linear layer."""
+def is_linear(module: nn.Module | None) -> TypeGuard[Head]:
+    """Whether a module is a linear layer over features."""
+    if isinstance(module, nn.Conv2d):
+        return module.kernel_size == (1, 1) and module.stride == (1, 1) and module.groups == 1 and not module.padding[0]
+    return isinstance(module, nn.Linear)
+
+
+def weight_and_bias(head: Head) -> tuple[Tensor, Tensor | None]:
+    """Weight (C, D) and bias (C,) of a head."""
+    return head.weight.flatten(1), head.bias
+
+
+def find_head(model: nn.Module, name: str | None = None) -> tuple[str, Head]:
+    """The linear layer that makes the logits: `name` if given, else timm's classifier, else the last linear layer.
+
+    A 1×1 convolution is taken where there is no `nn.Linear`.
+    """
     modules = dict(model.named_modules())
     if name is not None:
-        if not isinstance(modules.get(name), nn.Linear):
-            found = f"is a {type(modules[name]).__name__}" if name in modules else "does not exist"
-            raise ValueError(f"the head must be an nn.Linear, but the module {name!r} {found}")
-        return name, modules[name]
+        module = modules.get(name)
+        if not is_linear(module):
+            found = f"is a {type(module).__name__}" if name in modules else "does not exist"
+            raise ValueError(f"the head must be an nn.Linear or a 1×1 convolution, but the module {name!r} {found}")
+        return name, module
     inside: Iterable[tuple[str, nn.Module]] = modules.items()
     if hasattr(model, "get_classifier"):
         classifier = cast(Any, model).get_classifier()
-        if not isinstance(classifier, nn.Module):
+        if not isinstance(classifier, nn.Module) or isinstance(classifier, nn.ModuleList):
             raise ValueError(
                 f"{type(model).__name__} has {len(classifier)} classifiers; the method needs a single linear head"
             )
         prefix = next(key for key, module in modules.items() if module is classifier)
         inside = [(key, module) for key, module in modules.items() if key == prefix or key.startswith(prefix + ".")]
-    linear = [(key, module) for key, module in inside if isinstance(module, nn.Linear)]
+    candidates = [(key, module) for key, module in inside if is_linear(module)]
+    linear = [(key, module) for key, module in candidates if isinstance(module, nn.Linear)] or candidates
     if not linear:
         kinds = ", ".join(sorted({type(module).__name__ for _, module in inside} - {type(model).__name__}))
-        raise ValueError(f"the head of {type(model).__name__} is not an nn.Linear (found: {kinds or 'nothing'})")
+        raise ValueError(
+            f"the head of {type(model).__name__} is not an nn.Linear or a 1×1 convolution (found: {kinds or 'nothing'})"
+        )
     return linear[-1]
 
 
@@ -89,7 +112,8 @@ def find_blocks(model: nn.Module, head: str, blocks: list[str] | None = None) ->
     """The model's blocks from input to output, by name; a first one called "stem" holds what comes before them.
 
     `blocks` lists the names of modules to take as blocks, in order. Otherwise timm's `group_matcher` says, or the
-    table above for torchvision's families; in any other model each module in (nested) sequence is a block.
+    table above for torchvision's families. In any other model each module in (nested) sequence or in a list is a
+    block, also below modules that wrap such ones; what such a wrapper has before them is the stem.
     """
     names = [name for name, _ in model.named_parameters() if not below(name, head)]
     if blocks is not None:
@@ -105,20 +129,35 @@ def find_blocks(model: nn.Module, head: str, blocks: list[str] | None = None) ->
     else:
         matcher = None
     if matcher is None:
-        units = [name for name, module in in_sequence(model) if any(True for _ in module.parameters())]
-        return [Block(unit, tuple(n for n in names if below(n, unit))) for unit in units if not below(head, unit)]
+        return _blocks_in_sequence(model, names, head)
     from timm.models import group_parameters  # here, so that the loss alone does not load timm
 
     groups: list[list[str]] = list(group_parameters(model, matcher).values())
     # The head's own group comes after the blocks: all that matches no pattern, such as a final norm.
     groups = [members for members in groups if not any(below(name, head) for name in members)]
-    return [Block(_block_name(matcher, members), tuple(members)) for members in groups]
+    if isinstance(matcher, Mapping):
+        return [Block(_block_name(matcher, members), tuple(members)) for members in groups]
+    labels = ["stem", *(members[0].rpartition(".")[0] for members in groups[1:])]  # a function: its first group
+    return [Block(label, tuple(members)) for label, members in zip(labels, groups, strict=True)]
 
 
-def _block_name(matcher: Any, parameters: list[str]) -> str:
+def _blocks_in_sequence(model: nn.Module, names: list[str], head: str) -> list[Block]:
+    units = [name for name, module in in_sequence(model, inside=True) if any(True for _ in module.parameters())]
+    units = [unit for unit in units if not below(head, unit)]
+
+    def of_wrapper(unit: str) -> bool:
+        parent = unit.rpartition(".")[0]
+        return bool(parent) and not isinstance(model.get_submodule(parent), LISTS)
+
+    stem = list(takewhile(of_wrapper, units))
+    blocks = [Block("stem", tuple(n for n in names if any(below(n, unit) for unit in stem)))] if stem else []
+    return blocks + [Block(unit, tuple(n for n in names if below(n, unit))) for unit in units[len(stem) :]]
+
+
+def _block_name(matcher: Mapping[str, Any], parameters: list[str]) -> str:
     """The part of a parameter's name that the matcher's pattern takes, the commonest one in the group; or "stem"."""
     found: Counter[str] = Counter()
-    for kind, patterns in matcher.items() if isinstance(matcher, Mapping) else ():
+    for kind, patterns in matcher.items():
         for pattern in [patterns] if isinstance(patterns, str) else [entry[0] for entry in patterns or ()]:
             for match in filter(None, (re.match(pattern, parameter) for parameter in parameters)):
                 found["stem" if kind == "stem" else match[0].rstrip(".")] += 1
@@ -129,10 +168,24 @@ def below(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
 
 
-def in_sequence(module: nn.Module, prefix: str = "") -> Iterable[tuple[str, nn.Module]]:
-    """The children by name, with those of nested sequences in their place."""
+LISTS = nn.Sequential | nn.ModuleList
+
+
+def in_sequence(module: nn.Module, prefix: str = "", inside: bool = False) -> Iterable[tuple[str, nn.Module]]:
+    """The children by name, with those of nested sequences in their place.
+
+    With `inside`, also those of lists, and of modules that hold a list or sequence of blocks.
+    """
     for name, child in module.named_children():
-        if isinstance(child, nn.Sequential):
+        if isinstance(child, nn.Sequential) or (inside and isinstance(child, nn.ModuleList)):
             yield from in_sequence(child, f"{prefix}{name}.")
+        elif inside and any(isinstance(part, LISTS) and _is_of_blocks(part) for part in child.modules()):
+            yield from in_sequence(child, f"{prefix}{name}.", inside)
         else:
             yield prefix + name, child
+
+
+def _is_of_blocks(modules: nn.Module) -> bool:
+    """Whether a list has two modules of one kind, which are more than a layer each."""
+    kinds = Counter(type(child) for child in modules.children() if any(True for _ in child.children()))
+    return max(kinds.values(), default=0) > 1

@@ -100,6 +100,9 @@ class TrainConfig:
     on_bad_image: Literal["stop", "skip"] = "stop"
     """Images that cannot be read are listed before training starts. stop: train only when there are none; skip: go on
     without them."""
+    track: Literal["tensorboard", "wandb"] | None = None
+    """Show settings, metrics of each epoch and the final evaluation in TensorBoard (OUTPUT/tensorboard) or Weights &
+    Biases too; a run that goes on, goes on there. Needs pip install 'semaug[tensorboard]' or 'semaug[wandb]'."""
     images_on: Literal["gpu", "ram"] | None = None
     """Where decoded images lie during training: on the GPU if they take less than half of its memory."""
 

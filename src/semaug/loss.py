@@ -5,6 +5,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from semaug import functional
+from semaug.blocks import Head, is_linear, weight_and_bias
 from semaug.sources import ClassCovariance
 
 
@@ -35,21 +36,22 @@ class ISDALoss(nn.Module):
         self.label_smoothing = label_smoothing
         self.reduction = reduction
 
-    def forward(self, features: Tensor, labels: Tensor, head: nn.Linear, strength: float = 1.0) -> Tensor:
+    def forward(self, features: Tensor, labels: Tensor, head: Head, strength: float = 1.0) -> Tensor:
         """The loss of features (N, D) with class indices (N,) under the linear layer `head`, at strength λ."""
-        if not isinstance(head, nn.Linear):
-            raise ValueError(f"the head must be an nn.Linear, not a {type(head).__name__}")
+        if not is_linear(head):
+            raise ValueError(f"the head must be an nn.Linear or a 1×1 convolution, not a {type(head).__name__}")
+        weight, bias = weight_and_bias(head)
         expected = (self.covariance.num_classes, self.covariance.feature_dim)
-        if tuple(head.weight.shape) != expected:
-            raise ValueError(f"the loss was made for a head of shape {expected}, not {tuple(head.weight.shape)}")
-        functional.check_inputs(features, labels, head.weight, head.bias, strength, validate=True)
+        if tuple(weight.shape) != expected:
+            raise ValueError(f"the loss was made for a head of shape {expected}, not {tuple(weight.shape)}")
+        functional.check_inputs(features, labels, weight, bias, strength, validate=True)
         if self.training:
             self.covariance.update(features.detach(), labels)
         return functional.isda_loss(
             features,
             labels,
-            head.weight,
-            head.bias,
+            weight,
+            bias,
             self.covariance(features, labels),
             strength,
             label_smoothing=self.label_smoothing,

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
+from torch.utils import _pytree as pytree
 
 from semaug import functional
 from semaug.covariance import Covariance, Diagonal
@@ -86,8 +87,9 @@ class LearnableAugmentation:
     in the real update; the authors' code lets them flow. ``clip_norm`` clips f's gradient, in the pseudo update (over
     the late parameters, its factor taken as constant) and in the real one. ``micro_batch``: at most this many images go
     through the network at once and gradients are summed, for the same half batch in less memory (BatchNorm sees, and
-    class-wise statistics take in, one micro-batch after the other). ``autocast``: precision of the backbone, with
-    ``scaler`` for fp16. ``check_values=False`` skips the look at labels and features, for which the host waits.
+    class-wise statistics take in, one micro-batch after the other). ``autocast``: precision of the backbone, by default
+    that of the ``torch.autocast`` around :meth:`step`, if there is one; with ``scaler`` for fp16.
+    ``check_values=False`` skips the look at labels and features, for which the host waits.
 
     >>> learner = LearnableAugmentation(model, optimizer, strength=10.0, frozen_blocks=10)      # doctest: +SKIP
     >>> for epoch in range(epochs):                                                             # doctest: +SKIP
@@ -144,6 +146,7 @@ class LearnableAugmentation:
         self.half_steps = 0
         self._initial = [parameter.detach().clone() for parameter in self._learned]
         self._last_real: _RealStep | None = None
+        self._around: torch.dtype | None = None  # precision of the autocast around the step
 
     def set_progress(self, progress: float) -> None:
         """Set λ to ``progress^strength_power · λ0``, where ``progress`` goes from 0 to 1 over training."""
@@ -163,6 +166,14 @@ class LearnableAugmentation:
         ``variance_std_dims``), ``drift`` (of the source's parameters from their initialisation, relative) and, where
         the meta loop ran, ``meta_loss`` and ``meta_gradient_norm``.
         """
+        device = images.device.type
+        self._around = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        if self._precision() == torch.float16 and self._around is not None and self.scaler is None:
+            raise ValueError("autocast to fp16 around step() needs scaler=…, the GradScaler; or take bf16")
+        with torch.autocast(device, enabled=False):  # it is on where it should be
+            return self._step(images, labels, meta_images, meta_labels)
+
+    def _step(self, images: Tensor, labels: Tensor, meta_images: Tensor | None, meta_labels: Tensor | None) -> Metrics:
         self._check(images, labels)
         self.network.prepare(images)
         halves = list(zip(images.tensor_split(2), labels.tensor_split(2), strict=True))
@@ -370,7 +381,7 @@ class LearnableAugmentation:
                 dict(parameters),
                 features,
                 self._train_loss(part.labels, features if detach else None, strength),
-                self.autocast,
+                self._precision(),
                 self._train_loss_along(part.labels, features, head, strength, detach),
             )
             total = _sum(total, meta_gradient(problem, direction, self._learned, self.engine), part.share)
@@ -389,7 +400,7 @@ class LearnableAugmentation:
     # -- parts of the updates -----------------------------------------------------------------------------------------
 
     def _head(self) -> tuple[Tensor, Tensor | None]:
-        return self.network.head.weight, self.network.head.bias
+        return self.network.head_parameters({})
 
     def _late_parameters(self) -> dict[str, nn.Parameter]:
         owned = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
@@ -524,10 +535,14 @@ class LearnableAugmentation:
         with full_precision(features):
             return F.cross_entropy(F.linear(widened(features), weight, bias), labels)
 
+    def _precision(self) -> torch.dtype | None:
+        return self.autocast or self._around
+
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self.autocast is None:
+        precision = self._precision()
+        if precision is None:
             return nullcontext()
-        return torch.autocast(self.network.head.weight.device.type, self.autocast)
+        return torch.autocast(self.network.head.weight.device.type, precision)
 
     def _scaled(self, value: Tensor) -> Tensor:
         return value if self.scaler is None else self.scaler.scale(value)
@@ -583,17 +598,22 @@ class LearnableAugmentation:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the state that :meth:`state_dict` gave."""
+        """Take up the state that :meth:`state_dict` gave, from whatever device it was saved."""
         self.source.load_state_dict(state["source"])
         if self.meta_optimizer is not None:
             self.meta_optimizer.load_state_dict(state["meta_optimizer"])
         self.half_steps, self.strength = state["half_steps"], state["strength"]
         device = self.network.head.weight.device
         self._initial = [value.to(device) for value in state["initial"]]
-        last = state["last_real"]
+        last = pytree.tree_map_only(Tensor, lambda value: _moved(value, device), state["last_real"])
         if last is not None:
             last = _RealStep(**{**last, "parts": [Part(**{**p, "tape": Tape(**p["tape"])}) for p in last["parts"]]})
         self._last_real = last
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on a device, except of a state of random numbers, which is bytes and stays."""
+    return tensor if tensor.dtype == torch.uint8 else tensor.detach().to(device, copy=True)
 
 
 def _scaled(gradient: Mapping[str, Tensor], sensitivity: Mapping[str, Tensor | float]) -> dict[str, Tensor]:

@@ -184,7 +184,10 @@ def double_backward(
 
 def _head_direction(problem: TrainProblem, direction: Mapping[str, Tensor], head: Sequence[Tensor]) -> list[Tensor]:
     names = [f"{problem.network.head_name}.{part}" for part in ("weight", "bias")]
-    return [direction.get(name, torch.zeros_like(part)) for name, part in zip(names, head, strict=False)]
+    return [
+        direction[name].view_as(part) if name in direction else torch.zeros_like(part)
+        for name, part in zip(names, head, strict=False)
+    ]
 
 
 def _gradients(value: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -102,7 +102,9 @@ def _build_torchvision(name: str, num_classes: int, crop: int, pretrained: bool)
     model: nn.Module = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None, **options)
     head_name, head = find_head(model)
     parent = model.get_submodule(head_name.rpartition(".")[0])
-    setattr(parent, head_name.rpartition(".")[2], nn.Linear(head.in_features, num_classes))
+    inputs = head.weight.shape[1]
+    fresh = nn.Linear(inputs, num_classes) if isinstance(head, nn.Linear) else nn.Conv2d(inputs, num_classes, 1)
+    setattr(parent, head_name.rpartition(".")[2], fresh)
     return model
 
 

@@ -14,9 +14,10 @@ from typing import Any, cast
 import torch
 import torch._functorch.config
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from semaug.blocks import below, find_blocks, find_head, unwrapped
+from semaug.blocks import below, find_blocks, find_head, unwrapped, weight_and_bias
 from semaug.tangents import Recorder
 from semaug.views import Early, Probe, Tape, View, keep_recording_out_of_graphs, random_state, set_random_state
 
@@ -63,6 +64,11 @@ def _short_indices() -> Iterator[None]:
         yield
 
 
+def _logits(output: Any) -> Tensor:
+    """What a model puts out, or its logits where it puts out more, as those of Hugging Face do."""
+    return cast(Tensor, getattr(output, "logits", output))
+
+
 class Network:
     """A classifier as early blocks → late blocks → feature → linear head.
 
@@ -70,7 +76,8 @@ class Network:
     0 makes everything late. ``head`` and ``blocks`` name modules where the model's own description does not fit.
     The split is made, and checked against the model itself, at the first forward pass. ``compile`` is the backend by
     which `torch.compile` speeds up the ordinary pass ("inductor", as a rule); the other passes run as they are.
-    ``composite`` tells how a model with several losses is run; without it, the model's output is that of the head.
+    ``composite`` tells how a model with several losses is run; without it, the model's output, or its ``logits``, is
+    that of the head.
 
     >>> import torchvision
     >>> network = Network(torchvision.models.resnet18(), frozen_blocks=4)
@@ -122,11 +129,11 @@ class Network:
 
     @property
     def num_classes(self) -> int:
-        return self.head.out_features
+        return self.head.weight.shape[0]
 
     @property
     def feature_dim(self) -> int:
-        return self.head.in_features
+        return self.head.weight.shape[1]
 
     def late_parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters that the pseudo update moves, the head's among them, by name."""
@@ -138,9 +145,14 @@ class Network:
         return {n: p for n, p in parameters.items() if p.requires_grad and n not in self._early_names}
 
     def head_parameters(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of the head among `parameters`, or the model's own where they are not."""
-        weight = parameters.get(f"{self.head_name}.weight", self.head.weight)
-        return weight, parameters.get(f"{self.head_name}.bias", self.head.bias)
+        """Weight (C, D) and bias (C,) of the head among `parameters`, or the model's own where they are not."""
+        weight, bias = weight_and_bias(self.head)
+        weight = parameters.get(f"{self.head_name}.weight", weight).flatten(1)
+        return weight, parameters.get(f"{self.head_name}.bias", bias)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features (N, D) before the head, with their graph: what :class:`~semaug.ISDALoss` takes."""
+        return self.forward(images)[0]
 
     def forward(self, images: Tensor, labels: Tensor | None = None, record: bool = False) -> tuple[Tensor, Tape]:
         """The ordinary pass: features (N, D) with their graph, BatchNorm's statistics moved, and the tape.
@@ -185,7 +197,7 @@ class Network:
         """Features and, of a composite model, the rest of the loss."""
         if self.composite is None:
             run = self._compiled if view is self._main and self._compiled is not None else view.root
-            return self._checked(run(images), images), None
+            return self._checked(_logits(run(images)), images), None
         outputs = self.composite.run(view.root, images)
         features = self._checked(self.composite.logits(outputs), images)
         if labels is None:
@@ -199,7 +211,7 @@ class Network:
     def _run_head(self, root: nn.Module, images: Tensor) -> Tensor:
         """What the head puts out, or in a view what goes into it."""
         if self.composite is None:
-            return cast(Tensor, root(images))
+            return _logits(root(images))
         if self.composite.run_head is not None:
             return self.composite.run_head(root, images)
         return self.composite.logits(self.composite.run(root, images))
@@ -230,6 +242,8 @@ class Network:
                 early.playing = None
 
     def _checked(self, features: Any, images: Tensor) -> Tensor:
+        if isinstance(features, Tensor) and features.shape[2:] == (1, 1):  # before a head that is a 1×1 convolution
+            features = features.flatten(1)
         if not isinstance(features, Tensor) or features.shape != (images.shape[0], self.feature_dim):
             shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise ValueError(
@@ -293,26 +307,36 @@ class Network:
     def _early_units(self, images: Tensor) -> set[str]:
         """The outermost modules with no late parameter that run before the early part ends."""
         late = [name for name, _ in self.model.named_parameters() if name not in self._early_names]
-        outermost: dict[str, bool] = {}  # name → holds early parameters
+        candidates: dict[str, bool] = {}  # name → holds early parameters
         for name, module in self.model.named_modules():
-            inside = any(below(name, other) for other in outermost)
-            if name and not inside and not any(below(parameter, name) for parameter in late):
-                outermost[name] = any(True for _ in module.parameters())
-        order: list[str] = []
-        handles = [
-            self.model.get_submodule(name).register_forward_hook(lambda *_, called=name: order.append(called))
-            for name in outermost
-        ]
+            if name and not any(below(parameter, name) for parameter in late):
+                candidates[name] = any(True for _ in module.parameters())
+        order: list[str] = []  # of calls that are not made by another candidate
+        running: list[str] = []
+        inner: set[str] = set()
+
+        def leave() -> None:
+            name = running.pop()
+            if running:
+                inner.add(name)
+            else:
+                order.append(name)
+
+        handles = []
+        for name in candidates:
+            module = self.model.get_submodule(name)
+            handles.append(module.register_forward_pre_hook(lambda *_, called=name: running.append(called)))
+            handles.append(module.register_forward_hook(lambda *_: leave()))
         try:
             with torch.no_grad():
                 self._run_head(self.model, images)
         finally:
             for handle in handles:
                 handle.remove()
-        last = max((i for i, name in enumerate(order) if outermost[name]), default=-1)
-        # A module without parameters that is called again later (a shared activation) is cheaper to run than to tell
-        # its calls apart.
-        return {name for name in order[: last + 1] if outermost[name] or order.count(name) == 1}
+        last = max((i for i, name in enumerate(order) if candidates[name]), default=-1)
+        # A module without parameters that is called again later (a shared activation), or one that another calls too,
+        # is cheaper to run than to tell its calls apart.
+        return {name for name in order[: last + 1] if candidates[name] or order.count(name) == 1} - inner
 
     @torch.enable_grad()
     def _look(self, main: View, other: View, images: Tensor) -> set[str]:
@@ -362,9 +386,9 @@ class Network:
         """See that the model's output is ``head(features)`` and nothing else."""
         expected = self._run_head(self.model, probe.images)
         try:
-            logits = self.head(self._record(main, probe))
+            logits = F.linear(self._record(main, probe), *self.head_parameters({}))
             scale = float(logits.detach().abs().max()) + 1.0
-            same = torch.allclose(logits, expected, rtol=1e-3, atol=1e-3 * scale)
+            same = torch.allclose(logits, expected.flatten(1), rtol=1e-3, atol=1e-3 * scale)
         except (RuntimeError, TypeError) as error:
             raise self._not_a_head() from error
         if not same:
@@ -372,6 +396,6 @@ class Network:
 
     def _not_a_head(self) -> ValueError:
         return ValueError(
-            f"the output of {type(self.model).__name__} is not that of its linear layer {self.head_name!r} alone; "
-            "name the layer that makes the logits with head=…"
+            f"the output of {type(self.model).__name__} is not that of its linear layer {self.head_name!r} alone, and "
+            "the method needs a single linear head; if another layer makes the logits, name it with head=…"
         )

@@ -21,8 +21,9 @@ Step = tuple[Tensor, Tensor | float]
 def pseudo_step(optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Step]:
     """Where one step of `optimizer` would take each of its `parameters`, and how that depends on the gradient.
 
-    SGD, Adam and AdamW follow their own rule, with their momentum and weight decay. For every other optimiser the
-    step is ``θ − lr·∇L``, said once in a warning. The optimiser's state is read and not written.
+    SGD, Adam and AdamW follow their own rule, with their momentum and weight decay, also inside the wrappers of
+    Lightning and Accelerate. For every other optimiser the step is ``θ − lr·∇L``, said once in a warning. The
+    optimiser's state is read and not written.
     """
     return _by_group(optimizer, parameters, gradients, move=True)
 
@@ -38,6 +39,7 @@ def sensitivities(
 def _by_group(
     optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor], move: bool
 ) -> list[Step]:
+    optimizer = _unwrapped(optimizer)
     rule = _rule(optimizer)
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     alike: dict[Any, list[int]] = {}  # parameters whose step is the same sum over tensors, taken at once
@@ -55,6 +57,13 @@ def _by_group(
         taken = rule([p.detach() for p in own], [gradients[i] for i in indices], groups[own[0]], states, move)
         steps |= zip(indices, taken, strict=True)
     return [steps[index] for index in range(len(parameters))]
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimiser inside a training framework's wrapper."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 _warned: set[type] = set()

@@ -7,6 +7,7 @@ metrics.jsonl        one line per epoch; metrics.csv holds the same as a table
 checkpoints/last     to go on from; checkpoints/best: the best so far on the validation split
 model.safetensors    the trained weights: the best epoch's
 report.html          curves and pictures
+tensorboard, wandb   the same metrics for these tools, where asked for; tracking.json: W&B's name of the run
 """
 
 import errno

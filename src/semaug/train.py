@@ -36,6 +36,7 @@ from semaug.progress import Progress
 from semaug.report.pictures import sample_pictures
 from semaug.runs import FORMAT, Classifier, leftovers, read_json, write_atomically, write_json
 from semaug.sources import CovNet
+from semaug.tracking import check_installed, make_tracker
 
 LOOK_EVERY = 50  # steps between two looks at their numbers
 OVERFLOWS_ALLOWED = 20  # steps in a row without a finite loss in fp16, where the scaler leaves them out
@@ -70,6 +71,7 @@ class _Run:
 
     def _train(self) -> Path:
         config, folder = self.config, self.folder
+        check_installed(config.track)
         self._claim()
         if (folder / "model.safetensors").is_file() and (folder / "evaluation.json").is_file():
             self.progress.say(f"{folder} is complete; give another --output to train again")
@@ -112,11 +114,15 @@ class _Run:
         state = self._resume()
         if not (folder / "checkpoints" / "last").exists():
             self.start = _copied(self._content(state))
-        with self.stop.deferred():
-            while not self._ended(state):
-                self._epoch(state, held_out)
-        _write_metrics(folder, state["metrics"])
-        self._finish(data, splits, state)
+        self.tracker = make_tracker(config.track, folder, _settings(config), state["epoch"])
+        try:
+            with self.stop.deferred():
+                while not self._ended(state):
+                    self._epoch(state, held_out)
+            _write_metrics(folder, state["metrics"])
+            self._finish(data, splits, state)
+        finally:
+            self.tracker.close()
         return folder
 
     def _ended(self, state: dict[str, Any]) -> bool:
@@ -206,9 +212,7 @@ class _Run:
         """Put network, optimisers and random numbers in the state that :meth:`_content` gave; returns the rest."""
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
-        self.learner.load_state_dict(
-            {**content["learner"], "last_real": _copied(content["learner"]["last_real"], self.device)}
-        )
+        self.learner.load_state_dict(content["learner"])
         if self.scaler is not None:
             self.scaler.load_state_dict(content["scaler"])
         if self.average is not None:
@@ -236,6 +240,7 @@ class _Run:
             checkpoint.save(self.folder / "checkpoints" / "best", {**kept, "epoch": epoch})
         odd = None if state["warned"] else _odd_covnet(self.learner.source, state["metrics"])
         state["warned"] = state["warned"] or odd is not None
+        self.tracker.epoch(row)  # before the epoch is saved: one that is made again is tracked again
         self._save(state)
         self.progress.epoch(row, self.epochs)
         if odd is not None:
@@ -418,6 +423,7 @@ class _Run:
             result = evaluate(classifier, splits[split], progress=advance)
         write_json(self.folder / "samples.json", sample_pictures(classifier, splits[split], self.config.seed))
         header = {"split": split, "best_epoch": epoch}
+        self.tracker.evaluation(split, epoch, result.scores.numbers())
         write_json(self.folder / "evaluation.json", {**header, **result.to_json()})
         self.progress.say(f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch} by validation)")
 
@@ -452,14 +458,14 @@ def _means(within: dict[str, Any]) -> dict[str, float]:
     return {name: float(f"{value:.6g}") for name, value in means.items()}
 
 
-def _copied(value: Any, device: torch.device | str = "cpu") -> Any:
-    """A copy of nested values with its tensors on a device; states of random numbers, which are bytes, stay."""
+def _copied(value: Any) -> Any:
+    """A copy of nested values with its tensors in main memory."""
     if isinstance(value, Tensor):
-        return value.detach().to(value.device if value.dtype == torch.uint8 else device, copy=True)
+        return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: _copied(part, device) for key, part in value.items()}
+        return {key: _copied(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_copied(part, device) for part in value)
+        return type(value)(_copied(part) for part in value)
     return value
 
 
@@ -506,6 +512,7 @@ _MAY_CHANGE = {
     "data_root",
     "download",
     "on_bad_image",
+    "track",
 }
 
 

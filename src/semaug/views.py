@@ -70,6 +70,13 @@ class Early(nn.Module):
         self.playing: Tape | None = None
         self.calls = 0
 
+    def __getattr__(self, name: str) -> Any:
+        """What the model looks up on the module, such as the grid of a patch embedding."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.playing is not None:
             self.calls += 1

@@ -99,7 +99,8 @@ def run_stem(cell: Cell, config: TrainConfig, setup: Setup) -> str:
 def stem(parts: Sequence[str], config: TrainConfig, data: Any) -> str:
     """The name of a run without the seed: readable parts, and a digest of all that matters."""
     settings = asdict(config) | {"data": data}
-    for key in ("output", "seed", "resume", "device", "workers", "cache", "data_root", "download", "on_bad_image"):
+    where = ("output", "seed", "resume", "device", "workers", "cache", "data_root", "download", "on_bad_image", "track")
+    for key in where:
         del settings[key]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]
     return "-".join([*parts, digest]).replace("/", "-")

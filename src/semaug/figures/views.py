@@ -54,7 +54,7 @@ class View:
     @torch.no_grad()
     def logits(self, features: Tensor) -> Tensor:
         """What the head says of features (N, D): (N, C)."""
-        weight, bias = self.network.head.weight, self.network.head.bias
+        weight, bias = self.network.head_parameters({})
         return F.linear(features, weight.float().cpu(), None if bias is None else bias.float().cpu())
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ MAIN_SETTINGS = (
     "data", "model", "method", "pretrained", "weights", "epochs", "seed", "optimizer", "lr", "batch_size",
     "precision", "device", "version", "started",
 )  # fmt: skip
-_NOT_SHOWN = ("format", "output", "resume", "cache", "workers", "images_on", "download", "data_root")
+_NOT_SHOWN = ("format", "output", "resume", "cache", "workers", "images_on", "download", "data_root", "track")
 
 
 def standard_error(run: ReportedRun) -> float | None:

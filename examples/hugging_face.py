@@ -1,0 +1,124 @@
+"""A Hugging Face image classifier in the real Trainer: with the ISDA loss, and with the whole meta loop.
+
+    python examples/hugging_face.py
+
+ISDA is another loss, so ``compute_loss`` is all there is to it. The meta loop updates the network itself, in
+``training_step``; it leaves no gradient behind, and then the Trainer's own step does nothing, while its learning-rate
+schedule, logging and checkpoints go on as ever. ``LearnableTrainer`` saves the state of the meta loop in the Trainer's
+checkpoints, for ``train(resume_from_checkpoint=True)``; make the model of the checkpoint with ``from_pretrained`` then,
+since the Trainer of transformers 5.22 does not find all weights of networks that are saved under older names, as ViT
+and DINOv2 are. For one process without ``fp16``; instead of ``gradient_accumulation_steps``, take the learner's
+``micro_batch``. The network is a small DINOv2 without weights, the data are the embedded birds. Takes about a minute on
+two CPU cores.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Dinov2Config, Dinov2ForImageClassification, Trainer, TrainingArguments
+
+import semaug
+from semaug.data.birds import Birds
+
+SPECIES, PER_SPECIES, EPOCHS, BATCH = 10, 60, 4, 40
+
+
+class IsdaTrainer(Trainer):
+    def __init__(self, model: nn.Module, *, strength: float, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.strength, self.network = strength, semaug.Network(model)
+        self.criterion = semaug.ISDALoss(self.network.num_classes, self.network.feature_dim).to(self.args.device)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **options: Any) -> Any:
+        if not model.training:
+            return super().compute_loss(model, inputs, *args, **options)
+        features = self.network.features(inputs["pixel_values"])
+        strength = semaug.strength(self.state.global_step, self.state.max_steps, self.strength)
+        return self.criterion(features, inputs["labels"], self.network.head, strength)
+
+
+class LearnableTrainer(Trainer):
+    learner: semaug.LearnableAugmentation | None = None
+
+    def __init__(self, model: nn.Module, *, augmentation: dict[str, Any], **options: Any) -> None:
+        super().__init__(model, **options)
+        self.augmentation = augmentation
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any) -> Tensor:
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        if self.learner is None:  # now that there is an optimiser
+            self.learner = semaug.LearnableAugmentation(model, self.optimizer, **self.augmentation)
+            if self.state.global_step:
+                folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+                self.learner.load_state_dict(torch.load(folder / "learner.pt", weights_only=True))
+        self.learner.set_progress(self.state.global_step / self.state.max_steps)
+        with self.compute_loss_context_manager():  # bf16
+            metrics = self.learner.step(inputs["pixel_values"], inputs["labels"])
+        model.zero_grad()
+        return metrics["train_loss"]
+
+    def _save_checkpoint(self, *args: Any) -> None:
+        super()._save_checkpoint(*args)
+        assert self.learner is not None
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        torch.save(self.learner.state_dict(), folder / "learner.pt")
+
+
+class Photos(torch.utils.data.Dataset[dict[str, Any]]):
+    def __init__(self, split: str, per_species: int) -> None:
+        self.birds = Birds(SPECIES, per_species, split, size=64, transform=lambda image: image / 127.5 - 1)
+
+    def __len__(self) -> int:
+        return len(self.birds)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image, label = self.birds[index]
+        return {"pixel_values": image, "labels": label}
+
+
+def small_model() -> Dinov2ForImageClassification:
+    sizes = {"image_size": 64, "patch_size": 8, "hidden_size": 64, "mlp_ratio": 2}
+    config = Dinov2Config(num_hidden_layers=3, num_attention_heads=4, num_labels=SPECIES, **sizes)
+    return Dinov2ForImageClassification(config)
+
+
+def arguments(folder: str) -> TrainingArguments:
+    return TrainingArguments(
+        folder,
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=BATCH,
+        dataloader_drop_last=True,
+        learning_rate=2e-3,
+        save_strategy="epoch",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        remove_unused_columns=False,
+    )
+
+
+def accuracy(predictions: Any) -> dict[str, float]:
+    return {"accuracy": float((predictions.predictions.argmax(1) == predictions.label_ids).mean())}
+
+
+def main() -> None:
+    train, test = Photos("train", PER_SPECIES), Photos("test", 10)
+    for kind, options in (
+        (IsdaTrainer, {"strength": 2.0}),
+        (LearnableTrainer, {"augmentation": {"strength": 2.0, "frozen_blocks": 1}}),
+    ):
+        torch.manual_seed(0)
+        with tempfile.TemporaryDirectory() as folder:
+            data = {"train_dataset": train, "eval_dataset": test, "compute_metrics": accuracy}
+            trainer = kind(small_model(), args=arguments(folder), **data, **options)
+            loss = trainer.train().training_loss
+            print(f"{kind.__name__}: loss {loss:.2f}, test accuracy {100 * trainer.evaluate()['eval_accuracy']:.1f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Learnable semantic augmentation in a plain PyTorch loop, with torchmetrics.
+
+    python examples/plain_pytorch.py
+
+The loop is yours: :class:`semaug.LearnableAugmentation` takes the place of forward, backward and optimiser step.
+The data are the embedded birds. Takes about a minute on two CPU cores.
+"""
+
+import torch
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
+
+import semaug
+from semaug.data.birds import Birds
+from semaug.models import build_model
+
+SPECIES, PER_SPECIES, EPOCHS = 10, 100, 6
+
+
+def birds(split: str, per_species: int) -> Birds:
+    return Birds(SPECIES, per_species, split, size=64, transform=lambda image: image / 127.5 - 1)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    model = build_model("small", SPECIES, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    learner = semaug.LearnableAugmentation(model, optimizer, strength=2.0)
+    loader = DataLoader(birds("train", PER_SPECIES), batch_size=50, shuffle=True, drop_last=True)
+    scores = MetricCollection([MulticlassAccuracy(SPECIES, average="micro"), MulticlassCalibrationError(SPECIES)])
+    loss = MeanMetric()
+    for epoch in range(EPOCHS):
+        model.train()
+        learner.set_progress(epoch / EPOCHS)
+        for images, labels in loader:
+            loss.update(learner.step(images, labels)["train_loss"])
+        scheduler.step()
+        model.eval()
+        with torch.no_grad():
+            for images, labels in DataLoader(birds("test", PER_SPECIES // 4), batch_size=50):
+                scores.update(model(images).softmax(1), labels)
+        found = {name.removeprefix("Multiclass"): f"{float(value):.3f}" for name, value in scores.compute().items()}
+        print(f"epoch {epoch + 1}: loss {float(loss.compute()):.2f}, test {found}")
+        scores.reset()
+        loss.reset()
+
+
+if __name__ == "__main__":
+    main()

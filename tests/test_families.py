@@ -1,0 +1,21 @@
+"""Forty families of timm in the meta loop; docs/networks.md says what works."""
+
+import pytest
+
+from families import FAMILIES, committed, row
+
+
+def lines() -> dict[str, str]:
+    found = [line for line in committed().splitlines() if line.startswith("| ")][1:]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in found}
+
+
+def test_the_table_has_a_line_for_each_family() -> None:
+    assert list(lines()) == list(FAMILIES)
+    assert len(FAMILIES) >= 40
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_does_what_the_table_says(family: str) -> None:
+    """When this fails because a network now does something else, run `python tests/families.py`."""
+    assert str(row(family)) == lines()[family]
