@@ -1,10 +1,6 @@
 """Several processes do what one does on the same global batch."""
 
 import itertools
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,35 +12,9 @@ from torch import Tensor
 import ranks
 from semaug import distributed
 from semaug.meta import Part
+from several import in_processes
 
 TESTS = Path(__file__).parent
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def in_processes(count: int, script: Path, *arguments: str) -> None:
-    """Run a script in several processes, in the environment that torchrun gives them."""
-    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    path = os.pathsep.join([str(TESTS), *(entry for entry in sys.path if entry)])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), *arguments],
-            env={**os.environ, **common, "RANK": str(rank), "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    try:
-        errors = [process.communicate(timeout=600)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * count, "\n".join(errors)
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["2 processes", "4 processes"])

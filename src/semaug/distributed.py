@@ -5,7 +5,7 @@ to the bit on all ranks, so whatever is computed from them alone stays the same 
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -51,11 +51,17 @@ def world_size() -> int:
 
 
 def launched() -> bool:
-    """Whether torchrun, or something that sets the same environment, has started this process."""
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    """Whether torchrun, or something that sets the same environment, has started several processes like this one."""
+    there = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    return there and int(os.environ["WORLD_SIZE"]) > 1
 
 
-def start(device: str, timeout: timedelta = timedelta(minutes=30)) -> str:
+def is_first() -> bool:
+    """Whether this process is the one that tells and writes; also before they have met, and after."""
+    return not launched() or os.environ["RANK"] == "0"
+
+
+def start(device: str, timeout: timedelta = timedelta(hours=2)) -> str:
     """Meet the other processes that torchrun has started; returns the device of this one.
 
     NCCL on GPUs, with gloo beside it for numbers that the host needs, so that it need not wait for the GPU; gloo alone
@@ -71,7 +77,14 @@ def start(device: str, timeout: timedelta = timedelta(minutes=30)) -> str:
         device = f"cuda:{local}"
         torch.cuda.set_device(local)
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timeout)
+        from torch._C._distributed_c10d import PrefixStore  # which not every build of torch has
+        from torch.distributed.rendezvous import rendezvous
+
+        store, own, count = next(rendezvous("env://", timeout=timeout))
+        # torchrun may keep its store when it starts all again: nobody is to find addresses of those who are gone.
+        store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=own, world_size=count)
     return device
 
 
@@ -167,6 +180,35 @@ def gathered(value: Value) -> list[Value]:
     found: list[Any] = [None] * world_size() if rank() == 0 else []
     dist.gather_object(value, found or None)
     return found
+
+
+def agreed(make: Callable[[], Value]) -> Value:
+    """What `make` returns; a :class:`UserError` of one rank is raised on all, so that nobody waits for those who left.
+
+    On each machine the first rank goes ahead of the others, which find what it has left in a cache.
+    """
+    if not is_running():
+        return make()
+    ahead = os.environ.get("LOCAL_RANK", "0") == "0"
+    made: list[Value] = []
+    for turn in (True, False):
+        fault: str | None = None
+        try:
+            if ahead == turn:
+                made.append(make())
+        except UserError as error:
+            fault = str(error)
+        faults: list[str | None] = [None] * world_size()
+        dist.all_gather_object(faults, fault)
+        for found in filter(None, faults):
+            raise UserError(found, on_all_ranks=True)
+    return made[0]
+
+
+def lost(error: BaseException) -> bool:
+    """Whether an error says that another process has ended."""
+    told = ("closed by peer", "reset by peer", "connection refused", "broken pipe", "nccl", "socket", "timed out")
+    return is_running() and isinstance(error, RuntimeError) and any(part in str(error).lower() for part in told)
 
 
 def from_first(value: Value) -> Value:

@@ -440,15 +440,11 @@ class LearnableAugmentation:
     def _parts(self, images: Tensor, labels: Tensor, sizes: Sequence[int]) -> list[Part]:
         """What goes through the network at once of a half batch that has these sizes on the ranks.
 
-        Every rank has as many parts: they may talk to each other in each.
+        Every rank has as many parts, since they may talk to each other in each; so with a `micro_batch` of 1 and sizes
+        that differ some parts have two images.
         """
         count, weight = images.shape[0], images.shape[0] / sum(sizes)
-        pieces = 1 if self.micro_batch is None else -(-max(sizes) // self.micro_batch)
-        if pieces > min(sizes):
-            raise ValueError(
-                f"micro-batches of {self.micro_batch} make {pieces} parts of the {max(sizes)} images of one rank, but "
-                f"another has only {min(sizes)}"
-            )
+        pieces = 1 if self.micro_batch is None else min(-(-max(sizes) // self.micro_batch), *sizes)
         chunks = zip(images.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
         return [Part(chunk, chunk_labels, len(chunk) / count, weight) for chunk, chunk_labels in chunks]
 
