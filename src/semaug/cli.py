@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, cast
 import tyro
 from rich.console import Console
 
+from semaug import distributed
 from semaug.bench import BenchConfig
 from semaug.config import TrainConfig
 from semaug.errors import UserError, on_one_line
@@ -30,6 +31,8 @@ class Train(TrainConfig):
         from semaug.train import train
 
         folder = train(self)
+        if not distributed.is_first():
+            return
         write_report([folder], folder / "report.html")
         print(f"{folder}: model.safetensors, report.html")
 
@@ -524,11 +527,14 @@ def main(arguments: list[str] | None = None) -> int:
             args=arguments,
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
         )
+        if distributed.launched() and not isinstance(command, Train):
+            raise UserError("several processes under torchrun are for semaug train alone", on_all_ranks=True)
         with Stop():
             command.run()
         sys.stdout.flush()
     except UserError as error:
-        _tell(f"semaug: {error}")
+        if distributed.is_first() or not error.on_all_ranks:
+            _tell(f"semaug: {error}")
         return 2
     except BrokenPipeError:  # whoever read the output has closed it; the interpreter must not flush into it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -536,7 +542,8 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt as interruption:
         goes_on = isinstance(command, Train | Demo | Compare | Reproduce)
         what = str(interruption) or "interrupted"
-        _tell(f"semaug: {what}{'; the same command goes on from there' if goes_on else ''}")
+        if distributed.is_first():
+            _tell(f"semaug: {what}{'; the same command goes on from there' if goes_on else ''}")
         return 128 + getattr(interruption, "number", signal.SIGINT)
     return 0
 

@@ -56,7 +56,8 @@ class TrainConfig:
     """Resize both sides (the paper), or keep the aspect ratio and take the middle square."""
 
     batch_size: int | None = None
-    """Images per update; a loaded batch holds two such halves. 64 as in the paper; 16 on the embedded birds."""
+    """Images per update, of all processes together; a loaded batch holds two such halves. 64 as in the paper; 16 on the
+    embedded birds."""
     micro_batch: int | None = None
     """At most this many images go through the network at once; gradients are summed: the same batch on a small GPU."""
     optimizer: Literal["sgd", "adamw"] | None = None
@@ -76,6 +77,8 @@ class TrainConfig:
     """Largest norm of the gradient."""
     ema: float | None = None
     """Decay of a running average of the weights, which is then what is evaluated and kept (0.999, say)."""
+    sync_batch_norm: bool = False
+    """Under torchrun, let BatchNorm normalise by the images of all processes; otherwise by those of each."""
     patience: int | None = None
     """Stop when the validation accuracy has not risen for this many epochs."""
 

@@ -2,7 +2,14 @@
 
 
 class UserError(Exception):
-    """A mistake that a user can make, told in one sentence that says what to do; the command line exits with 2."""
+    """A mistake that a user can make, told in one sentence that says what to do; the command line exits with 2.
+
+    Where there are several processes, one that was raised `on_all_ranks` is told by the first alone.
+    """
+
+    def __init__(self, message: str = "", *, on_all_ranks: bool = False) -> None:
+        super().__init__(message)
+        self.on_all_ranks = on_all_ranks
 
 
 def on_one_line(name: object) -> str:

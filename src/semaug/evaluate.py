@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from semaug import distributed
 from semaug.data.images import Progress
 from semaug.data.samples import Samples
 from semaug.errors import UserError
@@ -55,8 +56,9 @@ def score(probabilities: Tensor, labels: Tensor) -> Scores:
 
     _check(probabilities, labels)
     count, classes = probabilities.shape
-    confusion_metric = MulticlassConfusionMatrix(classes)
-    calibration_metric = MulticlassCalibrationError(classes, n_bins=CALIBRATION_BINS, norm="l1")
+    # under torch.distributed they would add up what every rank has in full
+    confusion_metric = MulticlassConfusionMatrix(classes, sync_on_compute=False)
+    calibration_metric = MulticlassCalibrationError(classes, n_bins=CALIBRATION_BINS, norm="l1", sync_on_compute=False)
     hits, loss = 0, 0.0
     for start in range(0, count, _CHUNK):
         rows = probabilities[start : start + _CHUNK].detach().cpu().float().clamp(0, 1)
@@ -217,7 +219,8 @@ def evaluate(
 
     The labels are indices of `data_classes`, which are matched with the classifier's by name; None: of the
     classifier's own. Images are decoded in threads (`samples.load` must bear that) while the network computes. In
-    memory are two batches of images, and the probabilities of all.
+    memory are two batches of images, and the probabilities of all. Where there are several ranks, each looks at its
+    share of the images, and all have the result.
     """
     if batch_size < 1:
         raise UserError(f"the batch size must be at least 1, not {batch_size}")
@@ -247,15 +250,16 @@ def _probabilities(
             raise UserError(f"cannot read the image {samples.name(i)}: {error}") from error
 
     workers = default_workers() if workers is None else max(1, workers)
-    images = in_order(decode, range(len(samples)), workers, ahead=2 * batch_size)
-    probabilities = torch.empty(len(samples), len(classifier.classes))
-    done = 0
+    own = distributed.share(len(samples))
+    images = in_order(decode, range(own.start, own.stop), workers, ahead=2 * batch_size)
+    probabilities = torch.zeros(len(samples), len(classifier.classes))
+    done = own.start
     while batch := list(islice(images, batch_size)):
         probabilities[done : done + len(batch)] = classifier.probabilities(torch.from_numpy(np.stack(batch)))
         done += len(batch)
         if progress is not None:
-            progress(done, len(samples))
-    return probabilities
+            progress(done - own.start, own.stop - own.start)
+    return distributed.summed([probabilities])[0]
 
 
 def _confused_pairs(confusion: Tensor, classes: tuple[str, ...]) -> tuple[ConfusedPair, ...]:

@@ -11,6 +11,10 @@ Then the halves change places. θ_f and X are the same in steps 1 and 3, so one 
 The *pipelined* order takes the real update first. Its end is then the pseudo-updated point, and the next half batch,
 whose forward pass there has to be made anyway, is the meta batch: CovNet is one half step late, and each half batch
 goes forward once instead of twice.
+
+Where torch.distributed runs, each rank has its part of either half (:func:`semaug.distributed.shard`). Losses are
+weighted by the parts' shares and their gradients summed over ranks wherever an optimiser or a direction comes of them,
+so that the ranks, which start equal, stay equal, and do what one process would do on the whole batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +29,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 from torch.utils import _pytree as pytree
 
-from semaug import functional
+from semaug import distributed, functional
 from semaug.covariance import Covariance, Diagonal
 from semaug.metagrad import Engine, HeadLoss, HeadLossAlong, TrainProblem, global_norm, meta_gradient
 from semaug.network import Network, Tape
@@ -35,6 +39,7 @@ from semaug.sources import CovNet, Source
 
 Order = Literal["paper", "pipelined"]
 Objective = Literal["loss", "alignment"]
+PseudoUpdate = Literal["global", "local"]
 Metrics = dict[str, Tensor]
 
 
@@ -45,6 +50,7 @@ class Part:
     images: Tensor
     labels: Tensor
     share: float = 1.0  # of the half batch
+    weight: float = 1.0  # of this rank's half batch in that of all ranks
     features: Tensor | None = None  # with their graph where the part is the whole half batch
     tape: Tape | None = None
     counted: bool = False  # in the statistics of the source
@@ -91,6 +97,11 @@ class LearnableAugmentation:
     that of the ``torch.autocast`` around :meth:`step`, if there is one; with ``scaler`` for fp16.
     ``check_values=False`` skips the look at labels and features, for which the host waits.
 
+    Under torch.distributed every rank makes a learner, which starts as rank 0's, and calls ``step`` with its part of
+    the batch. ``pseudo="local"``: each rank makes the pseudo update from its own images alone and looks at its own
+    meta loss, as in the authors' code; only CovNet's gradient and that of the real update are averaged, which sends
+    less. ``sync_batch_norm``: BatchNorm normalises by the images of all ranks; otherwise each rank by its own.
+
     >>> learner = LearnableAugmentation(model, optimizer, strength=10.0, frozen_blocks=10)      # doctest: +SKIP
     >>> for epoch in range(epochs):                                                             # doctest: +SKIP
     ...     learner.set_progress(epoch / epochs)
@@ -119,6 +130,8 @@ class LearnableAugmentation:
         autocast: torch.dtype | None = None,
         scaler: GradScaler | None = None,
         check_values: bool = True,
+        pseudo: PseudoUpdate = "global",
+        sync_batch_norm: bool = False,
     ) -> None:
         if order not in ("paper", "pipelined"):
             raise ValueError(f"order must be 'paper' or 'pipelined', not {order!r}")
@@ -126,15 +139,27 @@ class LearnableAugmentation:
             raise ValueError(f"engine must be 'jvp' or 'double_backward', not {engine!r}")
         if objective not in ("loss", "alignment"):
             raise ValueError(f"objective must be 'loss' or 'alignment', not {objective!r}")
+        if pseudo not in ("global", "local"):
+            raise ValueError(f"pseudo must be 'global' or 'local', not {pseudo!r}")
+        if pseudo == "local" and order == "pipelined":
+            raise ValueError("in the pipelined order the real update is the pseudo update: it cannot be a rank's own")
+        if pseudo == "local" and sync_batch_norm:
+            raise ValueError("a pseudo update of a rank's own does not go with sync_batch_norm")
         for option, value in (("interval", interval), ("micro_batch", 1 if micro_batch is None else micro_batch)):
             if value < 1:
                 raise ValueError(f"{option} must be at least 1, not {value}")
         if isinstance(model, Network) and frozen_blocks not in (0, model.frozen_blocks):
             raise ValueError(f"the network given has {model.frozen_blocks} frozen blocks, not {frozen_blocks}")
-        self.network = model if isinstance(model, Network) else Network(model, frozen_blocks)
+        if isinstance(model, Network) and sync_batch_norm and not model.sync_batch_norm:
+            raise ValueError("the network given has BatchNorm for each rank; give it sync_batch_norm=True")
+        if not isinstance(model, Network):
+            model = Network(model, frozen_blocks, sync_batch_norm=sync_batch_norm)
+        self.network = model
         self.optimizer = optimizer
         weight = self.network.head.weight
         self.source = (source or CovNet(self.network.feature_dim)).to(weight.device)
+        for module in (self.network.model, self.source):
+            distributed.broadcast_([*module.parameters(), *module.buffers()])
         self._learned = [parameter for parameter in self.source.parameters() if parameter.requires_grad]
         self.meta_optimizer = meta_optimizer or (SGD(self._learned, lr=0.001) if self._learned else None)
         self.max_strength, self.strength_power = strength, strength_power
@@ -142,7 +167,7 @@ class LearnableAugmentation:
         self.interval, self.order, self.engine, self.objective = interval, order, engine, objective
         self.detach_real, self.label_smoothing, self.clip_norm = detach_real, label_smoothing, clip_norm
         self.autocast, self.scaler, self.check_values = autocast, scaler, check_values
-        self.micro_batch = micro_batch
+        self.micro_batch, self.pseudo = micro_batch, pseudo
         self.half_steps = 0
         self._initial = [parameter.detach().clone() for parameter in self._learned]
         self._last_real: _RealStep | None = None
@@ -164,7 +189,7 @@ class LearnableAugmentation:
         ``train_loss`` (ISDA), ``augmentation_share`` (the part of it that augmentation adds), ``accuracy`` on the
         batch, ``variance_mean`` and its spread over samples and dimensions (``variance_std_samples``,
         ``variance_std_dims``), ``drift`` (of the source's parameters from their initialisation, relative) and, where
-        the meta loop ran, ``meta_loss`` and ``meta_gradient_norm``.
+        the meta loop ran, ``meta_loss`` and ``meta_gradient_norm``. All are those of all ranks together.
         """
         device = images.device.type
         self._around = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -184,8 +209,11 @@ class LearnableAugmentation:
             self._check(meta_images, meta_labels)
             middle = [len(meta_images) // 2]  # so that halves that change places stay halves
             meta_halves = list(zip(meta_images.tensor_split(middle), meta_labels.tensor_split(middle), strict=True))
-        first = self._half_step(*halves[0], *meta_halves[0])
-        second = self._half_step(*halves[1], *meta_halves[1])
+        all_halves = [*halves, *meta_halves]
+        sizes = zip(*distributed.of_all([len(labels) for _, labels in all_halves]), strict=True)  # on each rank
+        parts = [self._parts(*half, each) for half, each in zip(all_halves, sizes, strict=True)]
+        first = self._half_step(parts[0], parts[2])
+        second = self._half_step(parts[1], parts[3])
         return {
             name: torch.stack([metrics[name] for metrics in (first, second) if name in metrics]).mean()
             for name in {**first, **second}
@@ -200,13 +228,9 @@ class LearnableAugmentation:
         if self.check_values:
             functional.check_labels(labels, self.network.num_classes)
 
-    def _half_step(self, images: Tensor, labels: Tensor, meta_images: Tensor, meta_labels: Tensor) -> Metrics:
+    def _half_step(self, parts: list[Part], meta_parts: list[Part]) -> Metrics:
         self.optimizer.zero_grad(set_to_none=True)  # here, so that old gradients take no room beside two graphs
-        parts = self._parts(images, labels)
-        if self.order == "paper":
-            metrics = self._paper_order(parts, self._parts(meta_images, meta_labels))
-        else:
-            metrics = self._pipelined_order(parts)
+        metrics = self._paper_order(parts, meta_parts) if self.order == "paper" else self._pipelined_order(parts)
         self.half_steps += 1
         return metrics
 
@@ -239,7 +263,7 @@ class LearnableAugmentation:
             self._count(part, features)
             return self._train_loss(part.labels, features.detach())(features, *self._head())
 
-        gradients, _ = self._summed_gradients(parts, loss, list(late.values()))
+        gradients, _ = self._summed_gradients(parts, loss, list(late.values()), self.pseudo == "local")
         factor = self._clip_(gradients)
         steps = pseudo_step(self.optimizer, list(late.values()), gradients)
         return Pseudo(
@@ -258,11 +282,16 @@ class LearnableAugmentation:
             meta_loss,
             strength=self.strength,
             detach=True,
+            own_weight=meta_parts[0].weight if self.pseudo == "local" else None,
         )
 
     @torch.enable_grad()
     def _gradient_at(self, point: Mapping[str, Tensor], parts: list[Part]) -> tuple[dict[str, Tensor], Tensor]:
-        """Gradient and value of the cross-entropy at other late parameters; its graph ends with this call."""
+        """Gradient and value of the cross-entropy at other late parameters, this rank's part of the value.
+
+        Its graph ends with this call.
+        """
+        local = self.pseudo == "local"
         point = {name: parameter.requires_grad_() for name, parameter in point.items()}
         total: list[Tensor] | None = None
         value = torch.zeros((), device=self.network.head.weight.device)
@@ -270,10 +299,11 @@ class LearnableAugmentation:
             with self._autocast():
                 features, rest = self.network.forward_at(point, part.images, part.labels)
             loss = self._meta_loss(features, part.labels, *self.network.head_parameters(point))
-            loss = part.share * (loss if rest is None else loss + rest)
+            loss = part.share * (1.0 if local else part.weight) * (loss if rest is None else loss + rest)
             total = _sum(total, self._gradients(loss, list(point.values()), retain=False))
             value = value + loss.detach()
-        return dict(zip(point, total or [], strict=True)), value
+        gradients = total or []
+        return dict(zip(point, gradients if local else distributed.summed(gradients), strict=True)), value
 
     def _late_meta_update(self, last: _RealStep, parts: list[Part]) -> Metrics:
         """The meta update of the pipelined order: the last real update has been the pseudo update."""
@@ -298,7 +328,7 @@ class LearnableAugmentation:
         weight, bias = self._head()
         trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         self.optimizer.zero_grad(set_to_none=True)
-        metrics: Metrics = {}
+        sums: dict[str, Tensor] = {}
         for part in parts:
             features = self._real_pass(part)
             self._count(part, features)
@@ -306,16 +336,21 @@ class LearnableAugmentation:
                 part.tape.late.forget_outputs()  # the graph will not hold them for us any longer
             covariance = self.source(widened(features.detach() if self.detach_real else features), part.labels)
             loss = self._isda(features, part.labels, weight, bias, covariance, self.strength)
-            self._scaled(part.share * self._with_rest(part, loss)).backward(inputs=trained)
+            weight_of_part = part.share * part.weight
+            self._scaled(weight_of_part * self._with_rest(part, loss)).backward(inputs=trained)
             part.features = widened(features.detach())
-            found = self._diagnostics(part.features, part.labels, loss.detach(), covariance)
+            found = self._looked_at_part(part, loss.detach(), covariance)
             if part.tape is not None and part.tape.rest is not None:
                 found["rest_loss"] = part.tape.rest.detach()
                 part.tape.rest = None
-            metrics = {name: metrics.get(name, 0) + part.share * value for name, value in found.items()}
+            sums = {name: weight_of_part * value.double() + sums.get(name, 0) for name, value in found.items()}
+        moved = [parameter for parameter in trained if parameter.grad is not None]
+        gradients = distributed.summed([parameter.grad for parameter in moved if parameter.grad is not None])
+        for parameter, gradient in zip(moved, gradients, strict=True):
+            parameter.grad = gradient
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        factor = self._clip_([parameter.grad for parameter in trained if parameter.grad is not None])
+        factor = self._clip_(gradients)
         if keep:
             self._keep(parts, factor)
         if self.scaler is None:
@@ -326,7 +361,7 @@ class LearnableAugmentation:
             self.scaler.update()
             if self.scaler.get_scale() < scale:  # the step overflowed and was left out: nothing to differentiate
                 self._last_real = None
-        return metrics
+        return self._diagnostics(sums)
 
     def _keep(self, parts: list[Part], factor: Tensor | float) -> None:
         late = self._late_parameters()
@@ -367,8 +402,13 @@ class LearnableAugmentation:
         *,
         strength: float,
         detach: bool,
+        own_weight: float | None = None,
     ) -> Metrics:
-        """One step on θ_g along the mixed derivative of L_train, of `parts` at `parameters`, in θ_g and `direction`."""
+        """One step on θ_g along the mixed derivative of L_train, of `parts` at `parameters`, in θ_g and `direction`.
+
+        What all ranks find is summed; with `own_weight` each has found a whole gradient and meta loss, and they are
+        averaged with this weight.
+        """
         assert self.meta_optimizer is not None
         total: list[Tensor] | None = None
         for part in parts:
@@ -383,9 +423,11 @@ class LearnableAugmentation:
                 self._train_loss(part.labels, features if detach else None, strength),
                 self._precision(),
                 self._train_loss_along(part.labels, features, head, strength, detach),
+                part.share * (part.weight if own_weight is None else own_weight),
             )
-            total = _sum(total, meta_gradient(problem, direction, self._learned, self.engine), part.share)
-        gradients = total or []
+            total = _sum(total, meta_gradient(problem, direction, self._learned, self.engine))
+        meta_loss = meta_loss.detach() * (1.0 if own_weight is None else own_weight)
+        *gradients, meta_loss = distributed.summed([*(total or []), meta_loss])
         norm = global_norm(gradients)
         self.meta_optimizer.zero_grad(set_to_none=True)
         for parameter, value in zip(self._learned, gradients, strict=True):
@@ -395,7 +437,7 @@ class LearnableAugmentation:
         else:  # the scaler leaves out a step whose gradient overflowed
             self.scaler.unscale_(self.meta_optimizer)
             self.scaler.step(self.meta_optimizer)
-        return {"meta_loss": meta_loss.detach(), "meta_gradient_norm": norm}
+        return {"meta_loss": meta_loss, "meta_gradient_norm": norm}
 
     # -- parts of the updates -----------------------------------------------------------------------------------------
 
@@ -406,13 +448,16 @@ class LearnableAugmentation:
         owned = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
         return {name: parameter for name, parameter in self.network.late_parameters().items() if parameter in owned}
 
-    def _parts(self, images: Tensor, labels: Tensor) -> list[Part]:
-        count = images.shape[0]
-        if self.micro_batch is None or self.micro_batch >= count:
-            return [Part(images, labels)]
-        pieces = -(-count // self.micro_batch)
+    def _parts(self, images: Tensor, labels: Tensor, sizes: Sequence[int]) -> list[Part]:
+        """What goes through the network at once of a half batch that has these sizes on the ranks.
+
+        Every rank has as many parts, since they may talk to each other in each; so with a `micro_batch` of 1 and sizes
+        that differ some parts have two images.
+        """
+        count, weight = images.shape[0], images.shape[0] / sum(sizes)
+        pieces = 1 if self.micro_batch is None else min(-(-max(sizes) // self.micro_batch), *sizes)
         chunks = zip(images.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
-        return [Part(chunk, chunk_labels, len(chunk) / count) for chunk, chunk_labels in chunks]
+        return [Part(chunk, chunk_labels, len(chunk) / count, weight) for chunk, chunk_labels in chunks]
 
     def _first_pass(self, part: Part) -> Tensor:
         """Features with a graph: of a half batch the whole one, which is kept; of a micro-batch the late part's."""
@@ -449,18 +494,27 @@ class LearnableAugmentation:
             part.counted = True
 
     def _summed_gradients(
-        self, parts: list[Part], loss_of: Callable[[Part, Tensor], Tensor], parameters: Sequence[Tensor]
+        self,
+        parts: list[Part],
+        loss_of: Callable[[Part, Tensor], Tensor],
+        parameters: Sequence[Tensor],
+        local: bool = False,
     ) -> tuple[list[Tensor], Tensor]:
-        """Gradient and value of a loss over all parts, each weighted by its share."""
+        """Gradient of a loss over all parts, each weighted by its share, and this rank's part of its value.
+
+        The gradient is that of all ranks together; if `local`, of this one alone.
+        """
         total: list[Tensor] | None = None
         value = torch.zeros((), device=self.network.head.weight.device)
         for part in parts:
-            loss = part.share * self._with_rest(part, loss_of(part, self._first_pass(part)))
+            loss = self._with_rest(part, loss_of(part, self._first_pass(part)))
+            loss = part.share * (1.0 if local else part.weight) * loss
             total = _sum(total, self._gradients(loss, parameters))
             value = value + loss.detach()
             if part.share < 1.0 and part.tape is not None:
                 part.tape.rest = None  # its graph is that of the late part, and there will be another
-        return total or [], value
+        gradients = total or []
+        return gradients if local else distributed.summed(gradients), value
 
     def _with_rest(self, part: Part, loss: Tensor) -> Tensor:
         """The head's loss and, of a composite model, the rest."""
@@ -562,26 +616,41 @@ class LearnableAugmentation:
         return factor
 
     @torch.no_grad()
-    def _diagnostics(self, features: Tensor, labels: Tensor, loss: Tensor, covariance: Covariance) -> Metrics:
+    def _looked_at_part(self, part: Part, loss: Tensor, covariance: Covariance) -> dict[str, Tensor]:
+        """Means over the samples of a part, of which the diagnostics are made."""
+        assert part.features is not None
         weight, bias = self._head()
         plain = functional.isda_loss(
-            features, labels, weight, bias, None, label_smoothing=self.label_smoothing, validate=False
+            part.features, part.labels, weight, bias, None, label_smoothing=self.label_smoothing, validate=False
         )
-        logits = functional.augmented_logits(features, labels, weight, bias, None, validate=False)
-        answers = labels.argmax(1) if labels.is_floating_point() else labels
-        variance = covariance.diagonal()
-        metrics = {
+        logits = functional.augmented_logits(part.features, part.labels, weight, bias, None, validate=False)
+        answers = part.labels.argmax(1) if part.labels.is_floating_point() else part.labels
+        variance = covariance.diagonal().double()
+        return {
             "train_loss": loss,
-            "augmentation_share": 1 - plain / loss.clamp_min(1e-12),
-            "accuracy": (logits.argmax(1) == answers).float().mean(),
-            "variance_mean": variance.mean(),
-            "variance_std_samples": variance.std(0, correction=0).mean(),
+            "plain_loss": plain,
+            "accuracy": (logits.argmax(1) == answers).double().mean(),
+            "variance": variance.mean(0),
+            "variance_square": variance.square().mean(0),
             "variance_std_dims": variance.std(1, correction=0).mean(),
+        }
+
+    @torch.no_grad()
+    def _diagnostics(self, means: dict[str, Tensor]) -> Metrics:
+        """The diagnostics of the half batch of all ranks, from this rank's part of its means."""
+        means = dict(zip(means, distributed.summed(list(means.values())), strict=True))
+        plain, variance, square = (means.pop(name) for name in ("plain_loss", "variance", "variance_square"))
+        metrics = {
+            **means,
+            "augmentation_share": 1 - plain / means["train_loss"].clamp_min(1e-12),
+            "variance_mean": variance.mean(),
+            "variance_std_samples": (square - variance.square()).clamp_min(0).sqrt().mean(),
         }
         if self._learned:
             moved = [parameter - start for parameter, start in zip(self._learned, self._initial, strict=True)]
             metrics["drift"] = global_norm(moved) / global_norm(self._initial)
-        return metrics
+        dtype = widened(self.network.head.weight[:0]).dtype
+        return {name: value.to(dtype) for name, value in metrics.items()}
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
@@ -640,10 +709,8 @@ def _part_state(part: Part) -> dict[str, Any]:
     return {**vars(part), "tape": {**vars(part.tape), "late": None}}
 
 
-def _sum(total: list[Tensor] | None, gradients: list[Tensor], share: float = 1.0) -> list[Tensor]:
-    """Running sum of gradients; `share` weighs the new ones."""
-    if share != 1.0:
-        gradients = [share * gradient for gradient in gradients]
+def _sum(total: list[Tensor] | None, gradients: list[Tensor]) -> list[Tensor]:
+    """Running sum of gradients."""
     return gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
 
 
@@ -656,9 +723,7 @@ class JointAugmentation(LearnableAugmentation):
     def _differentiated(self) -> bool:
         return False
 
-    def _half_step(self, images: Tensor, labels: Tensor, meta_images: Tensor, meta_labels: Tensor) -> Metrics:
-        parts = self._parts(images, labels)
-
+    def _half_step(self, parts: list[Part], meta_parts: list[Part]) -> Metrics:
         def loss(part: Part, features: Tensor) -> Tensor:
             self._count(part, features)
             return self._train_loss(part.labels, features.detach())(features, *self._head())

@@ -49,6 +49,7 @@ class TrainProblem:
     loss: HeadLoss
     autocast: torch.dtype | None = None
     loss_along: HeadLossAlong | None = None  # a closed form, where there is one
+    weight: float = 1.0  # of this loss in the whole one, a sum over parts of the batch and over ranks
 
     def features_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
         device = self.features.device.type
@@ -121,7 +122,7 @@ def jvp(problem: TrainProblem, direction: Mapping[str, Tensor], parameters: Sequ
         if along is None:
             primals = (problem.features.detach(), *(part.detach() for part in head))
             along = torch.func.jvp(loss, primals, (features_dot, *d_head))[1]
-        return _gradients(along, parameters)
+        return _gradients(problem.weight * along, parameters)
 
 
 def _features_tangent(problem: TrainProblem, direction: Mapping[str, Tensor]) -> Tensor:
@@ -172,9 +173,9 @@ def double_backward(
     """The reference: a second-order graph through the late blocks."""
     point = {name: parameter.detach().requires_grad_() for name, parameter in problem.parameters.items()}
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative either
-        loss = problem.loss(
-            problem.features_at(point).to(problem.features.dtype), *problem.network.head_parameters(point)
-        )
+        features = problem.features_at(point).to(problem.features.dtype)
+        # Weighted here and not in the end: BatchNorm over all ranks mixes the losses of all.
+        loss = problem.weight * problem.loss(features, *problem.network.head_parameters(point))
         gradients = torch.autograd.grad(loss, list(point.values()), create_graph=True, materialize_grads=True)
         along = torch.stack(
             [(gradient * direction[name]).sum() for name, gradient in zip(point, gradients, strict=True)]

@@ -88,6 +88,9 @@ class Augmentation:
     """Share of each class's training images that is held out for the meta loss (held-out)."""
     detach_real: bool = False
     """Stop gradients from Σ into the features in the real update."""
+    pseudo: Literal["global", "local"] = "global"
+    """Under torchrun, pseudo update and meta loss of the images of all processes; or of each process's own, as in the
+    authors' code, which sends less."""
 
     def filled(self, method: str) -> "Augmentation":
         """The same settings with the defaults of a method made explicit."""
@@ -142,6 +145,7 @@ def make_learner(
     clip_norm: float | None = None,
     micro_batch: int | None = None,
     compile: bool = False,
+    sync_batch_norm: bool = False,
     autocast: torch.dtype | None = None,
     scaler: GradScaler | None = None,
 ) -> LearnableAugmentation:
@@ -157,6 +161,7 @@ def make_learner(
         head="head" if p2p else None,
         compile="inductor" if compile else None,
         composite=_composite() if p2p else None,
+        sync_batch_norm=sync_batch_norm,
     )
     if p2p and settings.width is None:
         settings = replace(settings, width=max(1, network.feature_dim // 2))
@@ -185,6 +190,8 @@ def make_learner(
         micro_batch=micro_batch,
         autocast=autocast,
         scaler=scaler,
+        pseudo=settings.pseudo,
+        sync_batch_norm=sync_batch_norm,
     )
 
 

@@ -7,7 +7,7 @@ identity, so that calling one gives the feature ``a``, and each early module by 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from semaug import distributed
+from semaug.batchnorm import OverRanks
 from semaug.blocks import below, find_blocks, find_head, unwrapped, weight_and_bias
 from semaug.tangents import Recorder
 from semaug.views import Early, Probe, Tape, View, keep_recording_out_of_graphs, random_state, set_random_state
@@ -77,7 +79,8 @@ class Network:
     The split is made, and checked against the model itself, at the first forward pass. ``compile`` is the backend by
     which `torch.compile` speeds up the ordinary pass ("inductor", as a rule); the other passes run as they are.
     ``composite`` tells how a model with several losses is run; without it, the model's output, or its ``logits``, is
-    that of the head.
+    that of the head. With ``sync_batch_norm``, BatchNorm normalises by the images of all ranks where there are several
+    (:mod:`semaug.batchnorm`), otherwise by those of its own.
 
     >>> import torchvision
     >>> network = Network(torchvision.models.resnet18(), frozen_blocks=4)
@@ -93,13 +96,17 @@ class Network:
         blocks: list[str] | None = None,
         compile: str | None = None,
         composite: Composite | None = None,
+        sync_batch_norm: bool = False,
     ) -> None:
         self.model = unwrapped(model)
         if isinstance(self.model, torch.jit.ScriptModule):
             raise ValueError("a TorchScript module cannot be split; pass the Python module that it was made from")
         if compile is not None and composite is not None:
             raise ValueError("compile does not go with a composite model, whose pass is more than a call")
+        if compile is not None and sync_batch_norm:
+            raise ValueError("compile does not go with sync_batch_norm: the ranks talk in the middle of a pass")
         self.composite = composite
+        self.sync_batch_norm = sync_batch_norm
         self.head_name, self.head = find_head(self.model, head)
         self.blocks = find_blocks(self.model, self.head_name, blocks)
         freezable = sum(block.name != "stem" for block in self.blocks)
@@ -186,12 +193,18 @@ class Network:
         No gradient goes into the early part, no statistics are moved.
         """
         other = self._other_view(images)
-        with other.at(parameters), _short_indices() if self._pools else nullcontext():
+        with other.at(parameters), self._batch_norm(), _short_indices() if self._pools else nullcontext():
             return self._run(other, images, labels)
 
     def replay(self, parameters: Mapping[str, Tensor], tape: Tape) -> Tensor:
         """The late part of a recorded pass again, at `parameters`, with the same early outputs and random masks."""
         return self._play(self._other_view(tape.images), tape, parameters)
+
+    def _batch_norm(self) -> AbstractContextManager[Any]:
+        return OverRanks() if self._over_ranks() else nullcontext()
+
+    def _over_ranks(self) -> bool:
+        return self.sync_batch_norm and distributed.is_running()
 
     def _run(self, view: View, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Features and, of a composite model, the rest of the loss."""
@@ -217,11 +230,11 @@ class Network:
         return self.composite.logits(self.composite.run(root, images))
 
     def _record(self, view: View, tape: Tape, labels: Tensor | None = None) -> Tensor:
-        recorder = None if tape.late is None else Recorder(tape.late)
+        recorder = None if tape.late is None else Recorder(tape.late, batch_norm=not self._over_ranks())
         for early in view.early:
             early.records, early.recording, early.recorder = True, tape, recorder
         try:
-            with recorder or nullcontext():
+            with self._batch_norm(), recorder or nullcontext():
                 features, tape.rest = self._run(view, tape.images, labels)
                 return features
         finally:
@@ -234,7 +247,7 @@ class Network:
             early.playing, early.calls = tape, 0
         set_random_state(tape.random_state, tape.images.device)
         try:
-            with view.at(parameters):
+            with view.at(parameters), self._batch_norm():
                 return self._checked(self._run_head(view.root, tape.images), tape.images)
         finally:
             set_random_state(now, tape.images.device)

@@ -11,10 +11,10 @@ from rich.progress import Progress as Bars
 
 
 class Progress:
-    """Messages and progress of one run, on standard error, so that results can be piped."""
+    """Messages and progress of one run, on standard error, so that results can be piped; none if `quiet`."""
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, highlight=False, quiet=quiet)
         self._started = time.monotonic()
         self._epochs_seen = 0
 
@@ -24,7 +24,7 @@ class Progress:
     @contextmanager
     def task(self, name: str, total: int) -> Iterator[Callable[[int, int], None]]:
         """Progress of something that may take long; yields a function to call with what is done and the total."""
-        if not self.console.is_terminal:
+        if self.console.quiet or not self.console.is_terminal:
             yield lambda done, total: None
             return
         columns = (

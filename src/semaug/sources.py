@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
+from semaug import distributed
 from semaug.covariance import Covariance, Diagonal, Full, LowRank
 from semaug.precision import full_precision, widened
 
@@ -147,12 +148,13 @@ class ClassCovariance(Source):
 
 def _of_all_processes(statistics: Statistics) -> list[Statistics]:
     """The statistics of this process, or those of every process in rank order when several run."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if not distributed.is_running():
         return [statistics]
     gathered = []
     for part in statistics:
-        parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+        parts = [torch.empty_like(part) for _ in range(distributed.world_size())]
         dist.all_gather(parts, part.contiguous())
+        distributed.traffic.gathered += part.nbytes
         gathered.append(parts)
     return [cast(Statistics, entry) for entry in zip(*gathered, strict=True)]
 

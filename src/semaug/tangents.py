@@ -62,11 +62,11 @@ class Record:
 
 
 class Recorder(TorchFunctionMode):
-    """Notes the calls of a forward pass in a :class:`Record`."""
+    """Notes the calls of a forward pass in a :class:`Record`; those of BatchNorm only if asked to."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, batch_norm: bool = True) -> None:
         super().__init__()
-        self.calls = record.calls
+        self.calls, self.batch_norm = record.calls, batch_norm
         self._fresh: Tensor | None = None  # the last output, of BatchNorm or +=, that nothing has been done with yet
 
     def __torch_function__(
@@ -77,7 +77,7 @@ class Recorder(TorchFunctionMode):
             return _attend(*args, **kwargs)
         output = func(*args, **kwargs)
         fresh, self._fresh = self._fresh, None
-        if _is_recorded(func, args):
+        if _is_recorded(func, args) and (self.batch_norm or func is not F.batch_norm):
             self.calls.append(Call(func))
             if func in KEPT:
                 self.calls[-1].keep(output)

@@ -7,6 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import semaug
-from semaug import checkpoint, methods
+from semaug import checkpoint, distributed, methods, reshard
 from semaug.config import TrainConfig, given
 from semaug.data.images import Preprocessing, decoded
 from semaug.data.readable import readable_splits
@@ -47,20 +48,39 @@ LITTLE_SPREAD = 1e-3  # and give images variances that differ by this share of t
 
 
 def train(config: TrainConfig) -> Path:
-    """Train as configured, from the start or from where the run in the output directory stopped; returns the latter."""
-    return _Run(config.filled()).train()
+    """Train as configured, from the start or from where the run in the output directory stopped; returns the latter.
+
+    Under torchrun all processes train one network together, and the first one writes.
+    """
+    config = config.filled()
+    if not distributed.launched():
+        return _Run(config).train()
+    met = distributed.is_running()
+    device = distributed.start(given(config.device))
+    try:
+        return _Run(config, device).train()
+    except RuntimeError as error:
+        if not distributed.lost(error):
+            raise
+        folder = given(config.output)
+        told = f"another process has ended; the same command goes on from the last checkpoint in {folder}"
+        raise UserError(told, on_all_ranks=True) from error
+    finally:
+        if not met:
+            distributed.stop()
 
 
 class _Run:
     """One training run: its data, network, learner and files."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, device: str | None = None) -> None:
         self.config = config
         self.folder, self.epochs, self.model_name = given(config.output), given(config.epochs), given(config.model)
         self.lr, self.batch_size = given(config.lr), given(config.batch_size)
-        self.device = torch.device(given(config.device))
+        self.device = torch.device(device or given(config.device))
+        self.writes = distributed.rank() == 0
         self.preprocessing = Preprocessing(given(config.resize), given(config.crop), config.shape)
-        self.progress = Progress()
+        self.progress = Progress(quiet=not self.writes)
         self.stop = Stop()
         self.overflows = 0  # in fp16, one after the other
         self.start: dict[str, Any] | None = None  # the state in the beginning, until there is a checkpoint
@@ -71,11 +91,33 @@ class _Run:
 
     def _train(self) -> Path:
         config, folder = self.config, self.folder
-        check_installed(config.track)
-        self._claim()
-        if (folder / "model.safetensors").is_file() and (folder / "evaluation.json").is_file():
+        distributed.agreed(lambda: check_installed(config.track))
+        if distributed.from_first(distributed.agreed(self._claim)):
             self.progress.say(f"{folder} is complete; give another --output to train again")
             return folder
+        data, splits, held_out = distributed.agreed(self._read)
+        torch.manual_seed(config.seed)
+        self.model = distributed.agreed(lambda: self._model(len(data.classes)))
+        self._set_up(data)
+
+        state = self._resume()
+        if not distributed.from_first((folder / "checkpoints" / "last").exists()):
+            self.start = _copied(self._content(state))
+        self.tracker = make_tracker(config.track if self.writes else None, folder, _settings(config), state["epoch"])
+        try:
+            with self.stop.deferred():
+                while not self._ended(state):
+                    self._epoch(state, held_out)
+            if self.writes:
+                _write_metrics(folder, state["metrics"])
+            self._finish(data, splits, state)
+        finally:
+            self.tracker.close()
+        return folder
+
+    def _read(self) -> tuple[DataSet, dict[str, Samples], tuple[Tensor, Tensor]]:
+        """The data, its splits, and pixels and labels of the validation split."""
+        config = self.config
         with self.progress.task(f"fetching {config.data}", 0) as advance:
             data = read_data(config.data, config.data_root, download=config.download, progress=advance)
         if len(data.classes) < 2:
@@ -83,8 +125,20 @@ class _Run:
         splits = training_splits(data, config.select, config.val_per_class, config.val_fraction, config.seed)
         splits = self._readable(splits, data)
         self._describe(data, splits)
-        torch.manual_seed(config.seed)
-        self.model = self._model(len(data.classes))
+        self.pixels = self._decode(splits["train"], "train")
+        self.labels = torch.tensor(splits["train"].labels, device=self.device)
+        self.trained, self.held_out = _for_training(splits["train"].labels, config)
+        smallest = len(self.trained) // _batch_count(len(self.trained), 2 * self.batch_size)
+        if smallest // 2 < distributed.world_size():
+            raise UserError(
+                f"halves of {smallest // 2} images are too small for {distributed.world_size()} processes, each of "
+                "which needs one; give a larger --batch-size, or start fewer"
+            )
+        return data, splits, (self._decode(splits["val"], "val"), torch.tensor(splits["val"].labels))
+
+    def _set_up(self, data: DataSet) -> None:
+        """Optimisers and learner, in the state in which training starts."""
+        config = self.config
         self.optimizer = _optimizer(self.model, config)
         autocast = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[str(config.precision)]
         self.scaler = GradScaler(self.device.type) if autocast == torch.float16 else None
@@ -98,32 +152,21 @@ class _Run:
                 clip_norm=config.clip_norm,
                 micro_batch=config.micro_batch,
                 compile=config.compile,
+                sync_batch_norm=config.sync_batch_norm,
                 autocast=autocast,
                 scaler=self.scaler,
             )
         except ValueError as error:  # a network that cannot be split, or settings out of range
-            raise UserError(str(error)) from error
+            raise UserError(str(error), on_all_ranks=True) from error
         self.learner.check_values = False  # for which the device would wait; `_train_epoch` looks at the numbers
         self.average = _average(self.model, config.ema)
         self.transforms = methods.image_transforms(config.method, len(data.classes))
-        self.pixels = self._decode(splits["train"], "train")
-        self.labels = torch.tensor(splits["train"].labels, device=self.device)
-        self.trained, self.held_out = _for_training(splits["train"].labels, config)
-        held_out = self._decode(splits["val"], "val"), torch.tensor(splits["val"].labels)
+        self._draw_apart()
 
-        state = self._resume()
-        if not (folder / "checkpoints" / "last").exists():
-            self.start = _copied(self._content(state))
-        self.tracker = make_tracker(config.track, folder, _settings(config), state["epoch"])
-        try:
-            with self.stop.deferred():
-                while not self._ended(state):
-                    self._epoch(state, held_out)
-            _write_metrics(folder, state["metrics"])
-            self._finish(data, splits, state)
-        finally:
-            self.tracker.close()
-        return folder
+    def _draw_apart(self) -> None:
+        """Let each rank draw other masks of dropout from here on; the first one goes on as it would alone."""
+        if distributed.rank() > 0:
+            torch.manual_seed(torch.initial_seed() + 1_000_003 * distributed.rank() + self.learner.half_steps)
 
     def _ended(self, state: dict[str, Any]) -> bool:
         patience = self.config.patience
@@ -134,8 +177,13 @@ class _Run:
 
     # -- setting up ---------------------------------------------------------------------------------------------------
 
-    def _claim(self) -> None:
-        """Make the run directory ours, or find that it already is; a run with other settings is left alone."""
+    def _claim(self) -> bool:
+        """Make the run directory ours, or find that it already is, and say if its run is complete.
+
+        A run with other settings is left alone.
+        """
+        if not self.writes:
+            return False
         settings = _settings(self.config)
         file = self.folder / "config.json"
         for leftover in (*leftovers(self.folder), *leftovers(self.folder / "checkpoints")):
@@ -146,7 +194,7 @@ class _Run:
             started = datetime.now(UTC).isoformat(timespec="seconds")
             header = {"format": FORMAT, "version": semaug.__version__, "started": started}
             write_json(file, {**header, "preprocessing": asdict(self.preprocessing), **settings})
-            return
+            return False
         before = read_json(file)
         if before.get("format") != FORMAT:
             raise UserError(f"{self.folder} has format {before.get('format')}, and this version reads {FORMAT}")
@@ -156,10 +204,11 @@ class _Run:
             raise UserError(f"{self.folder} holds a run with other settings ({was}); choose another --output")
         if not self.config.resume:
             raise UserError(f"{self.folder} holds a run already; choose another --output, or leave out --no-resume")
+        return (self.folder / "model.safetensors").is_file() and (self.folder / "evaluation.json").is_file()
 
     def _readable(self, splits: dict[str, Samples], data: DataSet) -> dict[str, Samples]:
         config, cache = self.config, self.config.cache.expanduser() if self.config.cache is not None else None
-        listing = self.folder / "bad_images.json"
+        listing = self.folder / "bad_images.json" if self.writes else None
         with self.progress.task("reading images", 0) as advance:
             found, told = readable_splits(
                 splits, data.classes, self.preprocessing, config.on_bad_image,
@@ -170,10 +219,12 @@ class _Run:
         return found
 
     def _describe(self, data: DataSet, splits: dict[str, Samples]) -> None:
-        write_json(self.folder / "classes.json", list(data.classes))
+        if self.writes:
+            write_json(self.folder / "classes.json", list(data.classes))
         counts = ", ".join(f"{len(samples)} {name}" for name, samples in splits.items())
         self.progress.say(f"{data.name}: {len(data.classes)} classes, {counts} images")
-        self.progress.say(f"{self.model_name} by {self.config.method}, {self.epochs} epochs, on {self.device}")
+        where = f"{self.device}" if not distributed.is_running() else f"{distributed.world_size()} × {self.device.type}"
+        self.progress.say(f"{self.model_name} by {self.config.method}, {self.epochs} epochs, on {where}")
 
     def _model(self, classes: int) -> nn.Module:
         model = build_model(self.model_name, classes, self.preprocessing.crop, bool(self.config.pretrained))
@@ -196,37 +247,57 @@ class _Run:
         return pixels.to(self.device)
 
     def _resume(self) -> dict[str, Any]:
-        content = checkpoint.load(self.folder / "checkpoints" / "last")
+        content = self._last_checkpoint()
         if content is None:
             return {"epoch": 0, "within": None, "metrics": [], "best": -1.0, "best_epoch": 0, "warned": False}
         try:
             state = self._take_up(content)
         except (KeyError, RuntimeError, ValueError) as error:
             reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"the checkpoint in {self.folder} does not fit this run ({reason})") from error
+            told = f"the checkpoint in {self.folder} does not fit this run ({reason})"
+            raise UserError(told, on_all_ranks=True) from error
         within = f", step {state['within']['step']} of epoch {state['epoch'] + 1}" if state["within"] else ""
         self.progress.say(f"going on after epoch {state['epoch']} of {self.epochs}{within}")
         return state
+
+    def _last_checkpoint(self) -> dict[str, Any] | None:
+        """What the first rank finds in the run directory, which the others need not see."""
+        content = distributed.agreed(lambda: checkpoint.load(self._checkpoint) if self.writes else None)
+        return distributed.from_first(content)
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.folder / "checkpoints" / "last"
 
     def _take_up(self, content: dict[str, Any]) -> dict[str, Any]:
         """Put network, optimisers and random numbers in the state that :meth:`_content` gave; returns the rest."""
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
-        self.learner.load_state_dict(content["learner"])
+        self.learner.load_state_dict(reshard.of_this_rank(content["learner"], self.config.micro_batch))
         if self.scaler is not None:
             self.scaler.load_state_dict(content["scaler"])
         if self.average is not None:
             self.average.load_state_dict(content["average"])
-        torch.set_rng_state(content["random"])
-        if self.device.type == "cuda" and content["cuda_random"] is not None:
-            torch.cuda.set_rng_state(content["cuda_random"], self.device)
+        self._take_up_random(content)
         return {key: content[key] for key in ("epoch", "within", "metrics", "best", "best_epoch", "warned")}
+
+    def _take_up_random(self, content: dict[str, Any]) -> None:
+        """The random numbers that this rank would have drawn next, or others where there was no such rank."""
+        of_ranks = content.get("random_of_ranks") or [(content["random"], content["cuda_random"])]
+        if len(of_ranks) != distributed.world_size() and distributed.rank() > 0:
+            self._draw_apart()
+            return
+        own, on_gpu = of_ranks[distributed.rank()]
+        torch.set_rng_state(own)
+        if self.device.type == "cuda" and on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu, self.device)
 
     # -- one epoch ----------------------------------------------------------------------------------------------------
 
     def _epoch(self, state: dict[str, Any], held_out: tuple[Tensor, Tensor]) -> None:
         """Train and validate for what is left of an epoch, and save; `state` becomes that after it."""
         self._train_epoch(state)
+        self._average_buffers()
         started, within, epoch = time.perf_counter(), state["within"], state["epoch"] + 1
         row = {"epoch": epoch, "lr": within["lr"], "strength": self.learner.strength, **_means(within)}
         row |= self._validate(state, *held_out)
@@ -237,7 +308,8 @@ class _Run:
         if row["val_top1"] > state["best"]:
             state["best"], state["best_epoch"] = row["val_top1"], epoch
             kept = {"model": self._evaluated().state_dict(), "source": self.learner.source.state_dict()}
-            checkpoint.save(self.folder / "checkpoints" / "best", {**kept, "epoch": epoch})
+            if self.writes:
+                checkpoint.save(self.folder / "checkpoints" / "best", {**kept, "epoch": epoch})
         odd = None if state["warned"] else _odd_covnet(self.learner.source, state["metrics"])
         state["warned"] = state["warned"] or odd is not None
         self.tracker.epoch(row)  # before the epoch is saved: one that is made again is tracked again
@@ -277,7 +349,7 @@ class _Run:
         for i in range(within["step"], end):
             within["lr"] = self._set_learning_rates(epoch + i / len(batches))
             found.append(self._step(*self._inputs(self.trained[batches[i]], generator)))
-            if self.stop.asked is not None:
+            if self._asked_to_stop() is not None:
                 break
         numbers = _fetched(found)
         within["step"] += len(found)
@@ -312,7 +384,7 @@ class _Run:
         return None
 
     def _broke_down(self, step: int, numbers: dict[str, float], total: int) -> None:
-        content = self.start or checkpoint.load(self.folder / "checkpoints" / "last")
+        content = self._last_checkpoint() if self.start is None else distributed.from_first(self.start)
         assert content is not None
         state = self._take_up(content)
         state["within"] = state["within"] or _beginning()
@@ -322,39 +394,64 @@ class _Run:
         raise UserError(
             f"training broke down in epoch {state['epoch'] + 1}, step {step + 1} of {total} "
             f"({name.replace('_', ' ')} {numbers[name]}); the state before that step is saved in {self.folder}; "
-            "with another --output, try a smaller --lr, --clip-norm 5 or a smaller --strength"
+            "with another --output, try a smaller --lr, --clip-norm 5 or a smaller --strength",
+            on_all_ranks=True,
         )
 
+    def _asked_to_stop(self) -> int | None:
+        """The signal that this process, or another one of the run, has been sent."""
+        return max(asked for (asked,) in distributed.of_all([self.stop.asked or 0])) or None
+
     def _stop_if_asked(self, state: dict[str, Any], total: int) -> None:
-        if self.stop.asked is None:
+        asked = self._asked_to_stop()
+        if asked is None:
             return
         self._save(state)
-        name, where = signal.Signals(self.stop.asked).name, f"step {state['within']['step']} of {total}"
+        name, where = signal.Signals(asked).name, f"step {state['within']['step']} of {total}"
         message = f"stopped by {name} in epoch {state['epoch'] + 1} after {where}, which is saved"
-        raise Interrupted(self.stop.asked, message)
+        raise Interrupted(asked, message)
 
     def _inputs(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Images and labels of a batch and, where the meta loss has a batch of its own, that of the meta loss."""
-        on_crops, on_images, on_batch = self.transforms
-        crops, targets = self._crops(indices, generator)
-        images = self.preprocessing.normalised(crops if on_crops is None else on_crops(crops))
-        if on_images is not None:
-            images = on_images(images)
-        if on_batch is not None:
-            images, targets = on_batch(images, targets)
-        if self.config.method.removeprefix("p2p+") != "learnable" or self.config.augmentation.meta_images == "half":
-            return images, targets
-        if len(self.held_out):
-            drawn = self.held_out[torch.randint(len(self.held_out), indices.shape, generator=generator)]
-            meta_crops, meta_targets = self._crops(drawn, generator)
-        else:  # the halves change places, and look otherwise
-            first, second = (half.tensor_split(2) for half in (crops, targets))
-            meta_crops, meta_targets = rand_augment(torch.cat(first[::-1])), torch.cat(second[::-1])
-        return images, targets, self.preprocessing.normalised(meta_crops), meta_targets
+        """Images and labels of a batch and, where the meta loss has a batch of its own, that of the meta loss.
 
-    def _crops(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        pixels = self.pixels[indices.to(self.pixels.device)].to(self.device)
-        return self.preprocessing.training_crops(pixels, generator), self.labels[indices.to(self.labels.device)]
+        `indices` are those of all ranks, and what is returned is this rank's part. Random numbers are drawn for the
+        whole batch; where a method changes images by more than crop and flip, the whole batch is made.
+        """
+        on_crops, on_images, on_batch = self.transforms
+        every = torch.arange(len(indices))
+        rows, meta_rows = (distributed.shard(every, meta=meta) for meta in (False, True))
+        of_meta = self.config.augmentation.meta_images
+        if self.config.method.removeprefix("p2p+") != "learnable":
+            of_meta = "half"
+        plain = of_meta != "randaugment" and self.transforms == (None, None, None)
+        crops, targets = self._crops(indices, generator, rows if plain else every)
+        if plain:
+            images = self.preprocessing.normalised(crops)
+        else:
+            with _drawing_from(generator):
+                images = self.preprocessing.normalised(crops if on_crops is None else on_crops(crops))
+                if on_images is not None:
+                    images = on_images(images)
+                if on_batch is not None:
+                    images, targets = on_batch(images, targets)
+                if of_meta == "randaugment":  # the halves change places, and look otherwise
+                    first, second = (half.tensor_split(2) for half in (crops, targets))
+                    meta_crops, meta_targets = rand_augment(torch.cat(first[::-1])), torch.cat(second[::-1])
+        batch = (images, targets) if plain else _rows((images, targets), rows)
+        if of_meta == "half":
+            return batch
+        if of_meta == "held-out":
+            drawn = self.held_out[torch.randint(len(self.held_out), indices.shape, generator=generator)]
+            meta_crops, meta_targets = self._crops(drawn, generator, meta_rows)
+        else:
+            meta_crops, meta_targets = _rows((meta_crops, meta_targets), meta_rows)
+        return *batch, self.preprocessing.normalised(meta_crops), meta_targets
+
+    def _crops(self, indices: Tensor, generator: torch.Generator, rows: Tensor) -> tuple[Tensor, Tensor]:
+        own = indices[rows]
+        pixels = self.pixels[own.to(self.pixels.device)].to(self.device)
+        crops = self.preprocessing.training_crops(pixels, generator, rows, len(indices))
+        return crops, self.labels[own.to(self.labels.device)]
 
     def _set_learning_rates(self, epoch: float) -> float:
         """Cosine decay after a linear warm-up, the same shape for f and CovNet."""
@@ -375,52 +472,79 @@ class _Run:
 
     @torch.inference_mode()
     def _validate(self, state: dict[str, Any], pixels: Tensor, labels: Tensor) -> dict[str, float]:
+        """Accuracy and loss on the validation split, of which each rank looks at its share."""
         model = self._evaluated().eval()
-        parts = []
-        for chunk in pixels.split(2 * self.batch_size):
-            self._stop_if_asked(state, state["within"]["step"])
+        own = distributed.share(len(labels))
+        right = loss = torch.zeros((), dtype=torch.float64)
+        self._stop_if_asked(state, state["within"]["step"])
+        chunks = zip(pixels[own].split(2 * self.batch_size), labels[own].split(2 * self.batch_size), strict=True)
+        for chunk, truth in chunks if own.stop > own.start else ():
+            if not distributed.is_running():  # several would have to agree, and not all have as many chunks
+                self._stop_if_asked(state, state["within"]["step"])
             inputs = self.preprocessing.evaluation_input(chunk.to(self.device))
             with self.learner._autocast():
-                parts.append(model(inputs).float().cpu())
-        logits = torch.cat(parts)
-        loss = nn.functional.cross_entropy(logits, labels)
-        top1 = (logits.argmax(1) == labels).double().mean()
-        return {"val_top1": round(float(top1), 6), "val_loss": round(float(loss), 6)}
+                logits = model(inputs).float().cpu()
+            right = right + (logits.argmax(1) == truth).double().sum()
+            loss = loss + nn.functional.cross_entropy(logits, truth, reduction="none").double().sum()
+        right, loss = distributed.summed([right, loss])
+        return {
+            "val_top1": round(float(right) / len(labels), 6),
+            "val_loss": round(float(loss) / len(labels), 6),
+        }
 
     # -- files --------------------------------------------------------------------------------------------------------
 
     def _content(self, state: dict[str, Any]) -> dict[str, Any]:
-        """All that is needed to go on exactly."""
+        """All that is needed to go on exactly; complete on the first rank alone, and made by all."""
+        random = (
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        )
         return {
             **state,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "learner": self.learner.state_dict(),
+            "learner": reshard.of_all_ranks(self.learner.state_dict()),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
-            "random": torch.get_rng_state(),
-            "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "random": random[0],
+            "cuda_random": random[1],
+            "random_of_ranks": distributed.gathered(random),
         }
 
+    def _average_buffers(self) -> None:
+        """Make running statistics the mean of all ranks'; at any time, as they change linearly with what is seen."""
+        for network in dict.fromkeys((self.model, self._evaluated())):
+            distributed.average_buffers_(network)
+
     def _save(self, state: dict[str, Any]) -> None:
-        checkpoint.save(self.folder / "checkpoints" / "last", self._content(state))
+        self._average_buffers()
+        content = self._content(state)
+        if self.writes:
+            checkpoint.save(self._checkpoint, content)
+            _write_metrics(self.folder, state["metrics"])
         self.start = None
-        _write_metrics(self.folder, state["metrics"])
 
     def _finish(self, data: DataSet, splits: dict[str, Samples], state: dict[str, Any]) -> None:
-        best = checkpoint.load(self.folder / "checkpoints" / "best")
+        best = distributed.agreed(
+            lambda: checkpoint.load(self.folder / "checkpoints" / "best") if self.writes else None
+        )
+        best = distributed.from_first(best)
         assert best is not None
         epoch = best.get("epoch", state["best_epoch"])  # another one where the best was damaged
         model = self._evaluated()
         model.load_state_dict(best["model"])
-        if self.config.method.removeprefix("p2p+") in methods.AUGMENTING:
-            _write_tensors(self.folder / "source.safetensors", best["source"])  # Σ, as it was for this model
-        _write_tensors(self.folder / "model.safetensors", model.state_dict())
+        if self.writes:
+            if self.config.method.removeprefix("p2p+") in methods.AUGMENTING:
+                _write_tensors(self.folder / "source.safetensors", best["source"])  # Σ, as it was for this model
+            _write_tensors(self.folder / "model.safetensors", model.state_dict())
         split = "test" if "test" in splits else "val"
-        config = read_json(self.folder / "config.json")
+        config = read_json(self.folder / "config.json") if self.writes else {}
         classifier = Classifier(model.eval(), data.classes, self.preprocessing, self.model_name, config)
         with self.progress.task(f"evaluating on {split}", len(splits[split])) as advance:
             result = evaluate(classifier, splits[split], progress=advance)
+        if not self.writes:
+            return
         write_json(self.folder / "samples.json", sample_pictures(classifier, splits[split], self.config.seed))
         header = {"split": split, "best_epoch": epoch}
         self.tracker.evaluation(split, epoch, result.scores.numbers())
@@ -431,6 +555,21 @@ class _Run:
 def _beginning() -> dict[str, Any]:
     """Where an epoch is before its first step."""
     return {"step": 0, "seconds": 0.0, "lr": 0.0, "sums": {}, "counts": {}}
+
+
+@contextmanager
+def _drawing_from(generator: torch.Generator) -> Iterator[None]:
+    """Inside, the CPU's random numbers follow from `generator` alone, whatever has been drawn before."""
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+def _rows(tensors: tuple[Tensor, ...], rows: Tensor) -> tuple[Tensor, ...]:
+    return tuple(tensor[rows.to(tensor.device)] for tensor in tensors) if distributed.is_running() else tensors
 
 
 def _fetched(found: list[dict[str, Tensor]]) -> list[dict[str, float]]:

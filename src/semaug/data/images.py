@@ -77,14 +77,18 @@ class Preprocessing:
         """Centre crops of uint8 (N, resize, resize, 3), normalised: (N, 3, crop, crop)."""
         return self.normalised(self.evaluation_crops(pixels))
 
-    def training_crops(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+    def training_crops(
+        self, pixels: Tensor, generator: torch.Generator, rows: Tensor | slice = slice(None), total: int | None = None
+    ) -> Tensor:
         """Random crops, half of them flipped, of uint8 (N, resize, resize, 3): uint8 (N, 3, crop, crop).
 
-        The random numbers come from a CPU generator, so that they do not depend on the device.
+        The random numbers come from a CPU generator, so that they do not depend on the device. Where the pixels are
+        some `rows` of a batch of `total` images, numbers are drawn for all of it, and do not depend on the rows.
         """
         count, room = pixels.shape[0], self.resize - self.crop + 1
-        corner = torch.randint(room, (2, count), generator=generator)
-        flip = torch.rand(count, generator=generator) < 0.5
+        total = count if total is None else total
+        corner = torch.randint(room, (2, total), generator=generator)[:, rows]
+        flip = (torch.rand(total, generator=generator) < 0.5)[rows]
         along = torch.arange(self.crop)
         rows = corner[0, :, None] + along
         columns = corner[1, :, None] + torch.where(flip[:, None], along.flip(0), along)

@@ -5,6 +5,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 
+from semaug import distributed
 from semaug.precision import full_precision
 
 
@@ -54,11 +55,12 @@ class PartAlignment(nn.Module):
 
     @torch.no_grad()
     def update(self, features: Tensor, order: Tensor) -> None:
-        """Move the templates towards the part features (N, P, D) of a batch in their `order` (N, P)."""
-        new = reordered(features.detach().to(self.templates.dtype), order).mean(0)
-        old, count = self.decay * self.seen.to(new.dtype), len(features)
-        self.templates.copy_((old * self.templates + count * new) / (old + count))
-        self.seen += count
+        """Move the templates towards the part features (N, P, D) of a batch, of all ranks, in their `order` (N, P)."""
+        new = reordered(features.detach().to(self.templates.dtype), order).sum(0)
+        total, count = distributed.summed([new, new.new_tensor(len(features))])
+        old = self.decay * self.seen.to(new.dtype)
+        self.templates.copy_((old * self.templates + total) / (old + count))
+        self.seen += count.long()
 
 
 def reordered(features: Tensor, order: Tensor) -> Tensor:

@@ -1,0 +1,231 @@
+"""Short trainings that every number of processes must make alike; as a script, one of several processes makes them.
+
+`python ranks.py FOLDER`, in the environment that torchrun sets, writes what came out of each case to FOLDER/RANK.pt.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import semaug
+from semaug import distributed
+from semaug.network import Network
+
+CLASSES, WIDTH = 4, 4
+
+
+class Net(nn.Module):
+    """Stem, two residual blocks, pooling, head."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, WIDTH, 3, stride=2, bias=False), norm(WIDTH), nn.ReLU(inplace=True))
+        self.convolutions = nn.ModuleList(nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList([nn.Identity(), norm(WIDTH)])  # few: ranks that share a core take turns at each
+        self.fc = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = F.relu(x + norm(convolution(x)), inplace=True)
+        return self.fc(x.mean((2, 3)))
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "group": lambda width: nn.GroupNorm(2, width),
+    "batch": nn.BatchNorm2d,
+}
+SOURCES: dict[str, Callable[[], semaug.Source]] = {
+    "constant": lambda: semaug.Constant(0.5),
+    "class-wise": lambda: semaug.ClassCovariance(CLASSES, WIDTH),
+    "class-wise full": lambda: semaug.ClassCovariance(CLASSES, WIDTH, "full"),
+    "covnet": lambda: semaug.CovNet(WIDTH, width=3),
+    "low rank": lambda: semaug.CovNet(WIDTH, width=3, rank=2),
+    "fixed trace": lambda: semaug.CovNet(WIDTH, width=3, fixed_trace=0.5),
+    "modulated": lambda: semaug.ModulatedClassCovariance(CLASSES, WIDTH, width=3),
+}
+
+
+@dataclass
+class Case:
+    norm: str = "group"
+    source: str = "covnet"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sgd: Mapping[str, Any] = field(default_factory=lambda: {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01})
+    adam: bool = False
+    frozen: int = 1
+    joint: bool = False
+    meta_batch: bool = False
+    soft: bool = False
+    half_steps: int = 6
+    sizes: tuple[int, ...] = (17, 18, 19, 23, 20, 16)  # of the global batches, in turn
+
+
+def cases() -> dict[str, Case]:
+    """Both kinds of network, every source, both orders, two intervals."""
+    return {
+        f"{norm} norm, {source}, {order}, interval {interval}": Case(
+            norm, source, {"order": order, "interval": interval, "sync_batch_norm": norm == "batch"}, half_steps=20
+        )
+        for norm in NORMS
+        for source in SOURCES
+        for order in ("paper", "pipelined")
+        for interval in ((1, 3) if source not in ("constant", "class-wise", "class-wise full") else (1,))
+    }
+
+
+def variants() -> dict[str, Case]:
+    """Every option; two processes show what there is to see."""
+    found = {}
+    for name, options in {
+        "clipped": {"clip_norm": 0.3},
+        "aligned": {"objective": "alignment"},
+        "smoothed": {"label_smoothing": 0.1},
+        "detached": {"detach_real": True},
+        "double backward": {"engine": "double_backward"},
+    }.items():
+        for norm, order in (("group", "paper"), ("group", "pipelined"), ("batch", "paper")):
+            given = {**options, "order": order, "sync_batch_norm": norm == "batch"}
+            found[f"{name}, {norm} norm, {order}"] = Case(norm, options=given)
+    found["micro-batches"] = Case(options={"micro_batch": 3})
+    found["micro-batches, pipelined"] = Case(options={"micro_batch": 3, "order": "pipelined"})
+    found["adam"] = Case(adam=True, options={"order": "pipelined"})
+    found["nothing frozen"] = Case("batch", options={"sync_batch_norm": True}, frozen=0)
+    found["joint"] = Case(joint=True)
+    found["joint, batch norm, modulated"] = Case("batch", "modulated", {"sync_batch_norm": True}, joint=True)
+    found["a meta batch of its own"] = Case(meta_batch=True)
+    found["soft labels"] = Case(soft=True)
+    return found
+
+
+def cases_for(processes: int) -> dict[str, Case]:
+    return cases() | variants() if processes == 2 else cases()
+
+
+def learner_of(case: Case) -> semaug.LearnableAugmentation:
+    torch.manual_seed(0)
+    model, source = Net(NORMS[case.norm]).double(), SOURCES[case.source]().double()
+    network = Network(
+        model,
+        case.frozen,
+        blocks=["stem", "convolutions.0", "convolutions.1"],
+        sync_batch_norm=case.options.get("sync_batch_norm", False),
+    )
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **case.sgd)
+    if case.adam:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    learned = list(source.parameters())
+    meta_optimizer = torch.optim.SGD(learned, lr=1.0, momentum=0.9) if learned else None
+    kind = semaug.JointAugmentation if case.joint else semaug.LearnableAugmentation
+    return kind(network, optimizer, source, meta_optimizer, strength=4.0, **case.options)
+
+
+def batches(case: Case) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Global batches: images and labels to train on, and others for the meta loss."""
+    generator = torch.Generator().manual_seed(7)
+    found = []
+    for step in range(case.half_steps // 2):
+        size = case.sizes[step % len(case.sizes)]
+        images = torch.randn(2, size, 3, 7, 7, dtype=torch.float64, generator=generator)
+        labels = torch.randint(CLASSES, (2, size), generator=generator)
+        found.append((images[0], labels[0], images[1], labels[1]))
+    return found
+
+
+def trained(case: Case) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Parameters and buffers of f and g, and the sums of metrics, after all half steps."""
+    learner = learner_of(case)
+    totals: dict[str, float] = {}
+    for images, labels, meta_images, meta_labels in batches(case):
+        targets = F.one_hot(labels, CLASSES).double() * 0.8 + 0.05 if case.soft else labels
+        inputs = [distributed.shard(images), distributed.shard(targets)]
+        if case.meta_batch:
+            inputs += [distributed.shard(meta_images, meta=True), distributed.shard(meta_labels, meta=True)]
+        for name, value in learner.step(*inputs).items():
+            totals[name] = totals.get(name, 0.0) + float(value)
+    return state_of(learner), totals
+
+
+def state_of(learner: semaug.LearnableAugmentation) -> dict[str, Tensor]:
+    return {**learner.network.model.state_dict(), **{f"g.{k}": v for k, v in learner.source.state_dict().items()}}
+
+
+LOCAL = Case(options={"pseudo": "local"})
+OWN_STATISTICS = Case("batch", half_steps=4)
+
+
+def own_statistics() -> dict[str, Any]:
+    """BatchNorm with the images of each rank: all of the network's state, before and after averaging its buffers."""
+    learner = learner_of(OWN_STATISTICS)
+    for images, labels, *_ in batches(OWN_STATISTICS):
+        learner.step(distributed.shard(images), distributed.shard(labels))
+    before = {key: value.clone() for key, value in state_of(learner).items()}
+    distributed.average_buffers_(learner.network.model)
+    return {"before": before, "after": state_of(learner)}
+
+
+def overflowing() -> dict[str, Any]:
+    """Half precision with a loss scale at which the gradients of the last rank alone overflow in the first steps."""
+    torch.manual_seed(0)
+    model = Net(NORMS["group"])
+    learner = semaug.LearnableAugmentation(
+        Network(model, blocks=["stem", "convolutions.0", "convolutions.1"]),
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        strength=4.0,
+        order="pipelined",
+        autocast=torch.float16,
+        scaler=torch.amp.GradScaler("cpu", init_scale=2.0**14),
+    )
+    scales, finite = [], []
+    for images, labels, *_ in batches(Case(half_steps=12)):
+        own, own_labels = distributed.shard(images).float(), distributed.shard(labels)
+        last = distributed.rank() == distributed.world_size() - 1
+        learner.step(own * (300.0 if last else 1e-3), own_labels)
+        scales.append(learner.scaler.get_scale())
+        finite.append(all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None))
+    return {"state": state_of(learner), "scales": scales, "finite": finite}
+
+
+TRAFFIC = {
+    f"{order}, interval {interval}{', local' if pseudo == 'local' else ''}, {source}, {norm} norm": Case(
+        norm,
+        source,
+        {"order": order, "interval": interval, "pseudo": pseudo, "sync_batch_norm": norm == "batch"},
+    )
+    for order, pseudo in (("paper", "global"), ("paper", "local"), ("pipelined", "global"))
+    for interval in (1, 3)
+    for source in ("covnet", "modulated")
+    for norm in (("group",) if pseudo == "local" or interval == 3 or source == "modulated" else ("group", "batch"))
+}
+
+
+def bytes_sent(case: Case) -> tuple[int, int]:
+    """Bytes that a rank hands to sums, and to the exchange of class-wise statistics, in all half steps."""
+    learner = learner_of(case)
+    distributed.traffic.reset()
+    for images, labels, *_ in batches(case):
+        learner.step(distributed.shard(images), distributed.shard(labels))
+    return distributed.traffic.reduced, distributed.traffic.gathered
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    distributed.start("cpu")
+    found = {
+        "cases": {name: trained(case) for name, case in cases_for(distributed.world_size()).items()},
+        "local": trained(LOCAL),
+        "own statistics": own_statistics(),
+        "overflowing": overflowing(),
+        "traffic": {name: bytes_sent(case) for name, case in TRAFFIC.items()},
+    }
+    torch.save(found, f"{sys.argv[1]}/{distributed.rank()}.pt")
+    distributed.stop()
+
+
+if __name__ == "__main__":
+    main()
