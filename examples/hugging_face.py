@@ -8,8 +8,8 @@ schedule, logging and checkpoints go on as ever. ``LearnableTrainer`` saves the 
 checkpoints, for ``train(resume_from_checkpoint=True)``; make the model of the checkpoint with ``from_pretrained`` then,
 since the Trainer of transformers 5.22 does not find all weights of networks that are saved under older names, as ViT
 and DINOv2 are. For one process without ``fp16``; instead of ``gradient_accumulation_steps``, take the learner's
-``micro_batch``. The network is a small DINOv2 without weights, the data are the embedded birds. Takes about a minute on
-two CPU cores.
+``micro_batch``. The network is a small DINOv2 without weights, the data are the embedded birds. Takes a few
+minutes on two CPU cores.
 """
 
 import tempfile
@@ -23,7 +23,7 @@ from transformers import Dinov2Config, Dinov2ForImageClassification, Trainer, Tr
 import semaug
 from semaug.data.birds import Birds
 
-SPECIES, PER_SPECIES, EPOCHS, BATCH = 10, 60, 4, 40
+SPECIES, PER_SPECIES, EPOCHS, BATCH = 10, 40, 3, 40
 
 
 class IsdaTrainer(Trainer):
