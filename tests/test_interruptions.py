@@ -25,7 +25,7 @@ from semaug.cli import main
 from semaug.config import TrainConfig
 from semaug.errors import UserError
 from semaug.interrupt import Interrupted
-from semaug.meta import LearnableAugmentation
+from semaug.meta import LearnableAugmentation, _moved
 from semaug.methods import Augmentation
 from semaug.progress import Progress
 from semaug.runs import read_json, read_metrics
@@ -542,12 +542,15 @@ def test_a_covnet_as_the_paper_trains_it_is_said_not_to_learn(
     assert "does not learn" not in capsys.readouterr().err
 
 
-def test_copies_go_to_a_device_but_for_random_states() -> None:
+def test_copies_are_copies_and_states_go_to_a_device_but_for_random_ones() -> None:
     value = {"a": [torch.zeros(2), torch.get_rng_state()], "b": (1, "x", None)}
-    copy = _copied(value, "meta")
-    assert copy["a"][0].device.type == "meta"
+    copy = _copied(value)
+    value["a"][0] += 1
+    assert torch.equal(copy["a"][0], torch.zeros(2))
     assert torch.equal(copy["a"][1], value["a"][1])
     assert copy["b"] == (1, "x", None)
+    assert _moved(torch.zeros(2), torch.device("meta")).device.type == "meta"
+    assert _moved(torch.get_rng_state(), torch.device("meta")).device.type == "cpu"
 
 
 def test_evaluation_names_the_epoch_of_the_weights(whole: Path) -> None:
