@@ -47,16 +47,21 @@ def test_predictions_of_many_files_need_no_more_memory_than_those_of_some(images
     classes = tuple(f"class_{label:04}" for label in range(SIZE.classes))
     classifier = Classifier(build_model("small", SIZE.classes, SETTINGS.crop).eval(), classes, SETTINGS, "small", {})
 
-    def used(count: int) -> int:
+    def used(count: int, calls: int = 3) -> int:
+        """The least of several calls: how many images are on their way at once is chance, and only adds to it."""
         folder = load.flat_folder(tmp_path / str(count), images, count)
         table = tmp_path / f"{count}.csv"
-        found = peak(lambda: write(predict(classifier, expand([folder]), batch_size=16, workers=1), table))
-        assert len(table.read_text().splitlines()) == 1 + count
-        return found
 
-    used(50)  # what is loaded once
+        def once() -> int:
+            found = peak(lambda: write(predict(classifier, expand([folder]), batch_size=16, workers=1), table))
+            assert len(table.read_text().splitlines()) == 1 + count
+            return found
+
+        return min(once() for _ in range(calls))
+
+    used(50, calls=1)  # what is loaded once
     some = used(200)
-    assert used(1000) - some < 300_000, "the decoded images have 3 100 000 bytes, and the rows 500 000"
+    assert used(1000) - some < 200_000, "the decoded images have 3 100 000 bytes, and the rows 500 000"
 
 
 def test_a_check_holds_no_images(data: DataSet) -> None:
