@@ -13,8 +13,8 @@ import torch
 
 from photos import photo_folder
 from semaug.config import TrainConfig
+from semaug.files import read_json
 from semaug.methods import METHODS, Augmentation, on_p2p
-from semaug.runs import read_json
 from semaug.train import train
 
 TIMES = ("seconds", "images_per_second")

@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 import rank_train
 from photos import photo_folder
 from semaug import checkpoint
-from semaug.runs import read_json, read_metrics
+from semaug.files import read_json
+from semaug.runs import read_metrics
 from several import TESTS, environment, free_port, in_processes
 
 WHOLE = ("paper", "mixup", "randaugment", "held-out")

@@ -24,11 +24,12 @@ from semaug import checkpoint
 from semaug.cli import main
 from semaug.config import TrainConfig
 from semaug.errors import UserError
+from semaug.files import read_json
 from semaug.interrupt import Interrupted
 from semaug.meta import LearnableAugmentation, _moved
 from semaug.methods import Augmentation
 from semaug.progress import Progress
-from semaug.runs import read_json, read_metrics
+from semaug.runs import read_metrics
 from semaug.sources import CovNet
 from semaug.train import _copied, _odd_covnet, _Run, train
 

@@ -257,6 +257,6 @@ def test_weights_that_are_code_or_damaged_are_refused(shared: Path, tmp_path: Pa
 
 def test_a_large_settings_file_is_not_read(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = copied(shared, tmp_path)
-    monkeypatch.setattr("semaug.runs.MAX_JSON_BYTES", 50)
+    monkeypatch.setattr("semaug.files.MAX_JSON_BYTES", 50)
     with pytest.raises(UserError, match="more than 50 bytes"):
         open_classifier(folder)

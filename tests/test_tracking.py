@@ -10,7 +10,8 @@ from photos import photo_folder
 from semaug import progress
 from semaug.config import TrainConfig
 from semaug.errors import UserError
-from semaug.runs import read_json, read_metrics
+from semaug.files import read_json
+from semaug.runs import read_metrics
 from semaug.tracking import make_tracker
 from semaug.train import train
 

@@ -14,9 +14,10 @@ from photos import photo_folder
 from semaug import progress
 from semaug.config import TrainConfig
 from semaug.errors import UserError
+from semaug.files import read_json
 from semaug.meta import LearnableAugmentation
 from semaug.methods import METHODS, Augmentation, on_p2p
-from semaug.runs import load_classifier, read_json, read_metrics
+from semaug.runs import load_classifier, read_metrics
 from semaug.train import train
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from semaug.errors import UserError
-from semaug.runs import write_atomically
+from semaug.files import write_atomically
 
 State = dict[str, Any]
 VERSION = 2

@@ -64,8 +64,9 @@ class Evaluate:
         from semaug.data.readable import readable_splits
         from semaug.data.readers import read_data, training_splits
         from semaug.evaluate import evaluate
+        from semaug.files import write_json
         from semaug.progress import Progress
-        from semaug.runs import split_settings, write_json
+        from semaug.runs import split_settings
         from semaug.sharing import open_classifier
 
         classifier = open_classifier(self.model, _device(self.device))
@@ -144,7 +145,8 @@ class Export:
 
     def run(self) -> None:
         from semaug.export import export
-        from semaug.runs import load_classifier, read_json
+        from semaug.files import read_json
+        from semaug.runs import load_classifier
 
         classifier = load_classifier(self.model)
         measured = self.model / "evaluation.json"
@@ -230,8 +232,8 @@ class Check:
         from semaug.data.check import check_data
         from semaug.data.readers import read_data
         from semaug.data.shards import damaged_shards, holds_shards
+        from semaug.files import write_atomically
         from semaug.progress import Progress
-        from semaug.runs import write_atomically
 
         data = read_data(self.data, self.data_root)
         damaged = damaged_shards(Path(self.data)) if holds_shards(Path(self.data)) else []

@@ -9,9 +9,10 @@ from rich.table import Table
 
 from semaug.config import TrainConfig
 from semaug.errors import UserError
+from semaug.files import read_json
 from semaug.methods import METHODS, Augmentation, Method
 from semaug.report import write_report
-from semaug.runs import read_json, read_metrics
+from semaug.runs import read_metrics
 from semaug.train import train
 
 

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from semaug.blocks import find_head
 from semaug.data import birds
 from semaug.errors import UserError
+from semaug.files import write_atomically, write_json
 from semaug.hub import hub_settings, load_with_timm, takes_size
-from semaug.runs import FORMAT, Classifier, write_atomically, write_json
+from semaug.runs import FORMAT, Classifier
 
 TOLERANCE = 1e-4  # of the largest logit, and at least of 1
 _ONNX_FILES = ("model.onnx", "model.onnx.data")

@@ -10,13 +10,9 @@ report.html          curves and pictures
 tensorboard, wandb   the same metrics for these tools, where asked for; tracking.json: W&B's name of the run
 """
 
-import errno
 import json
 import math
-import os
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,74 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from semaug.data.images import Preprocessing
-from semaug.data.processes import is_running
 from semaug.errors import UserError
+from semaug.files import read_json
 from semaug.methods import dressed
 from semaug.models import build_model, read_weights
 
 FORMAT = 1  # of the run directory; raised when an older reader would misread it
-MAX_JSON_BYTES = 64_000_000
 MAX_CLASSES, MAX_SIDE = 100_000, 8192  # of a classifier that is read: memory is taken for them before weights are seen
-
-
-def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None = None) -> None:
-    """Write a file such that readers, and a machine that fails, see the old content or the new, never a part.
-
-    What was there before is moved to `keep` if that is given, once the new content is safe.
-    """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(unfinished, "wb") as file:
-            file.writelines(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if keep is not None and path.exists():
-            path.replace(keep)
-        unfinished.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:  # after a signal, too
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder as safe as the content of its files, where the system can."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """What writers that were killed have left in a folder."""
-    found = [(file, re.fullmatch(r"\..+\.(\d+)\.part", file.name)) for file in folder.glob(".*.part")]
-    return [file for file, name in found if name is not None and not is_running(int(name[1]))]
-
-
-def write_json(path: Path, content: Any) -> None:
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def read_json(path: Path) -> Any:
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise UserError(f"cannot read {path}: it has more than {MAX_JSON_BYTES} bytes")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-    except RecursionError:
-        raise UserError(f"cannot read {path}: it is nested too deeply") from None
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from semaug.errors import UserError
-from semaug.runs import read_json, write_json
+from semaug.files import read_json, write_json
 
 Track = Literal["tensorboard", "wandb"]
 

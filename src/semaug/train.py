@@ -29,13 +29,14 @@ from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import DataSet, Samples
 from semaug.errors import UserError
 from semaug.evaluate import evaluate
+from semaug.files import leftovers, read_json, write_atomically, write_json
 from semaug.image_level import rand_augment
 from semaug.interrupt import Interrupted, Stop
 from semaug.metagrad import global_norm
 from semaug.models import build_model, load_weights
 from semaug.progress import Progress
 from semaug.report.pictures import sample_pictures
-from semaug.runs import FORMAT, Classifier, leftovers, read_json, write_atomically, write_json
+from semaug.runs import FORMAT, Classifier
 from semaug.sources import CovNet
 from semaug.tracking import check_installed, make_tracker
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from semaug.cli import main
-from semaug.runs import read_json, write_json
+from semaug.files import read_json, write_json
 
 Runs = dict[str, Path]
 

@@ -23,7 +23,8 @@ from semaug.figures.embedding import _turned, plane, quality
 from semaug.figures.looking import choose, look, run_samples
 from semaug.figures.nearest import nearest_each
 from semaug.figures.views import load_augmenting, load_view
-from semaug.runs import load_classifier, read_json, read_metrics
+from semaug.files import read_json
+from semaug.runs import load_classifier, read_metrics
 from semaug.sources import class_statistics
 
 Runs = dict[str, Path]

@@ -34,7 +34,7 @@ __all__ = ["METHODS", "BenchConfig", "Result", "Timing", "bench", "measure", "me
 
 def bench(config: BenchConfig) -> Iterator[Result]:
     """What :func:`measure` yields, each time after bench.json and bench.svg are written."""
-    from semaug.runs import write_atomically, write_json
+    from semaug.files import write_atomically, write_json
 
     try:  # a folder that cannot be had is better known before measuring
         config.output.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from semaug.data.images import (
 )
 from semaug.data.samples import ImageFiles, Samples, Subset, subset
 from semaug.errors import UserError
-from semaug.runs import write_json
+from semaug.files import write_json
 
 OnBadImage = Literal["stop", "skip"]
 

@@ -24,7 +24,7 @@ from PIL import Image
 
 from semaug.data.samples import DataSet, ImageFiles, Samples, Subset, image_in
 from semaug.errors import UserError, on_one_line
-from semaug.runs import read_json, write_atomically, write_json
+from semaug.files import read_json, write_atomically, write_json
 
 MANIFEST, UNFINISHED = "shards.json", "shards.part.json"
 VERSION = 1

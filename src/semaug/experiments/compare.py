@@ -20,10 +20,11 @@ from semaug.errors import UserError
 from semaug.experiments.grid import Cell, CompareConfig, command
 from semaug.experiments.paired import CHANCE, Difference, over_seeds, paired
 from semaug.experiments.workers import default_jobs, run_and_tell
+from semaug.files import read_json, write_atomically, write_json
 from semaug.progress import Progress
 from semaug.report import write_report
 from semaug.report.html import COLOURS
-from semaug.runs import read_json, read_metrics, write_atomically, write_json
+from semaug.runs import read_metrics
 
 MOST_REPORTED = 2 * COLOURS  # runs; with more, the curves of the report cannot be told apart
 

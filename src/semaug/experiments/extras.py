@@ -18,7 +18,7 @@ from semaug.experiments.cells import DATASETS, Experiment
 from semaug.experiments.figure_frozen_blocks import BLOCKS, SMALL_BLOCKS
 from semaug.experiments.results import finished_runs
 from semaug.experiments.scales import Setup, train_config
-from semaug.runs import read_json, write_json
+from semaug.files import read_json, write_json
 
 Extra = dict[str, Any]
 """`lines` to read, `numbers` by name, and what a kind of section draws."""

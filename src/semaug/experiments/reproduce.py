@@ -26,8 +26,8 @@ from semaug.experiments.results import (
 from semaug.experiments.scales import NETWORKS, Setup, check_data, missing_data, train_config
 from semaug.experiments.workers import default_jobs, run_and_tell
 from semaug.experiments.worlds import draw_world
+from semaug.files import write_atomically, write_json
 from semaug.progress import Progress
-from semaug.runs import write_atomically, write_json
 
 LEFT_OUT, NOT_ASKED = "left out by the options", "not asked for"
 

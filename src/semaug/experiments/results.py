@@ -19,7 +19,7 @@ from semaug.errors import UserError
 from semaug.experiments.cells import DATASETS, Cell, Experiment, baseline
 from semaug.experiments.paired import over_seeds
 from semaug.experiments.scales import Setup, data_note, missing_data, stand_in, train_config
-from semaug.runs import read_json
+from semaug.files import read_json
 
 NOT_RUN = "not run"
 

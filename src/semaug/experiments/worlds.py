@@ -5,7 +5,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from semaug.runs import write_json
+from semaug.files import write_json
 
 
 @dataclass(frozen=True)

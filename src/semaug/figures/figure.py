@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from semaug.files import write_atomically
 from semaug.report.html import environment, render_page
-from semaug.runs import write_atomically
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from semaug.errors import UserError
+from semaug.files import read_json
 from semaug.formulas import original
-from semaug.runs import read_json
 
 Counts = npt.NDArray[np.int64]
 SMALLEST = 4  # classes with the same last word that make a group worth showing

@@ -5,12 +5,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from semaug.files import write_atomically
 from semaug.report import charts
 from semaug.report.comparison import comparison, headline, settings
 from semaug.report.html import environment, render_page
 from semaug.report.matrix import EDGES, confusion_matrix
 from semaug.report.reading import ReportedRun, number, read_runs
-from semaug.runs import write_atomically
 
 SHOWN_CLASSES, BAR_COLUMNS = 45, 3
 SHOWN_PICTURES = 12

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from semaug.errors import UserError
-from semaug.runs import read_json
+from semaug.files import read_json
 
 _PICTURE = re.compile(r"data:image/(jpeg|png);base64,[A-Za-z0-9+/]+=*")
 
