@@ -293,6 +293,7 @@ def test_joint_training_drives_the_variance_to_zero_and_the_meta_loop_does_not()
         lambda: semaug.CovNet(6, fixed_trace=0.5),
         lambda: semaug.CovNet(6, rank=2, fixed_trace=0.5),
         lambda: semaug.ModulatedClassCovariance(4, 6),
+        lambda: semaug.ModulatedClassCovariance(4, 6, keep_trace=True),
     ],
 )
 @pytest.mark.parametrize("order", ["paper", "pipelined"])

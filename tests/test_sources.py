@@ -361,9 +361,10 @@ def test_covnet_keeps_no_statistics():
 # Class-wise variance with a learned factor
 
 
-def test_modulated_covariance_starts_bitwise_as_the_class_covariance():
+@pytest.mark.parametrize("keep_trace", [False, True])
+def test_modulated_covariance_starts_bitwise_as_the_class_covariance(keep_trace):
     features, labels = torch.randn(30, 6), torch.randint(CLASSES, (30,))
-    modulated, plain = ModulatedClassCovariance(CLASSES, 6), ClassCovariance(CLASSES, 6)
+    modulated, plain = ModulatedClassCovariance(CLASSES, 6, keep_trace=keep_trace), ClassCovariance(CLASSES, 6)
     for batch in (slice(0, 10), slice(10, 30)):
         modulated.update(features[batch], labels[batch])
         plain.update(features[batch], labels[batch])
@@ -388,9 +389,34 @@ def test_modulated_covariance_is_the_numpy_variance_times_a_factor_between_0_and
     assert (variance <= 2 * classwise * (1 + 1e-12)).all()
 
 
-def test_gradients_reach_the_parameters_of_the_modulated_covariance():
+@given(seed=seeds, scale=st.floats(0, 1))
+def test_a_kept_trace_is_that_of_the_class_and_the_shape_that_of_the_factor(seed, scale):
+    features, labels = labelled(seed, 40, 5)
+    torch.manual_seed(seed)
+    source = randomised(ModulatedClassCovariance(CLASSES, 5, 4, keep_trace=True), scale)
+    source.update(features, labels)
+    classwise = by_numpy(features, labels, "diagonal")[labels.numpy()]
+    inputs = torch.randn(40, 5, dtype=torch.float64)
+    product = classwise * expit(references.perceptron(source.layers, inputs))
+    known = classwise.sum(1) > 0
+    variance = source(inputs, labels).variance.detach().numpy()
+    np.testing.assert_allclose(variance.sum(1), classwise.sum(1), rtol=1e-9, atol=1e-12)
+    shape = product[known] / product[known].sum(1, keepdims=True)
+    np.testing.assert_allclose(variance[known] / variance[known].sum(1, keepdims=True), shape, rtol=1e-9, atol=1e-12)
+
+
+def test_a_kept_trace_of_an_unseen_class_is_zero_with_finite_gradients():
+    source = ModulatedClassCovariance(3, 4, keep_trace=True)
+    variance = source(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])).variance
+    assert (variance == 0).all()
+    variance.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in source.parameters())
+
+
+@pytest.mark.parametrize("keep_trace", [False, True])
+def test_gradients_reach_the_parameters_of_the_modulated_covariance(keep_trace):
     p = references.problem("diagonal", n=12, c=3, d=8)
-    source = ModulatedClassCovariance(3, 8).double()
+    source = ModulatedClassCovariance(3, 8, keep_trace=keep_trace).double()
     source.update(p.features, p.labels)
     optimiser = torch.optim.SGD(source.parameters(), 0.1)
     for _ in range(2):  # the last layer starts at zero, so the one before it has a gradient from the second step on

@@ -54,8 +54,8 @@ class Augmentation:
     """λ0: the strength of augmentation at the end of training; 10 if not given, 5 on P2P-Net, as in the paper."""
     strength_power: float = 1.0
     """α: λ grows as (epoch / epochs)^α · λ0."""
-    source: Literal["covnet", "modulated"] = "covnet"
-    """What `learnable` and `joint` learn: CovNet, or a factor on the class-wise variance."""
+    source: Literal["covnet", "modulated", "reshaped"] = "covnet"
+    """What `learnable` and `joint` learn: CovNet; a factor on the class-wise variance; or one that keeps its trace."""
     constant: float = 0.5
     """The variance of the method `constant`."""
     width: int | None = None
@@ -200,8 +200,11 @@ def _source(method: Method, settings: Augmentation, network: Network) -> Source:
     if method == "isda":
         return ClassCovariance(classes, dimensions)
     if method in ("joint", "learnable"):
-        if settings.source == "modulated":
-            return ModulatedClassCovariance(classes, dimensions, settings.width, settings.depth)
+        if settings.source != "covnet":
+            if settings.rank or settings.fixed_trace is not None:
+                raise ValueError("--rank and --fixed-trace are CovNet's, and not for --source {settings.source}")
+            keep_trace = settings.source == "reshaped"
+            return ModulatedClassCovariance(classes, dimensions, settings.width, settings.depth, keep_trace)
         return CovNet(dimensions, settings.width, settings.depth, settings.rank, settings.fixed_trace)
     return Constant(settings.constant if method == "constant" else 0.0)
 

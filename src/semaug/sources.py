@@ -240,10 +240,19 @@ class ModulatedClassCovariance(Source):
     """ISDA's class-wise variance times a learned factor for each sample and dimension, ``2·sigmoid(MLP(a_i))``.
 
     The factor lies in (0, 2) and starts at exactly 1, so training starts as ISDA and what is learned is the deviation.
+    With ``keep_trace`` every Σ_i has the trace of its class's covariance, and only its shape is learned.
     """
 
-    def __init__(self, num_classes: int, feature_dim: int, width: int | None = None, depth: int = 1) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        feature_dim: int,
+        width: int | None = None,
+        depth: int = 1,
+        keep_trace: bool = False,
+    ) -> None:
         super().__init__()
+        self.keep_trace = keep_trace
         self.classwise = ClassCovariance(num_classes, feature_dim)
         self.layers = Perceptron(feature_dim, feature_dim, width, depth, zero_output=True)
 
@@ -251,5 +260,12 @@ class ModulatedClassCovariance(Source):
         self.classwise.update(features, labels)
 
     def forward(self, features: Tensor, labels: Tensor) -> Covariance:
-        factor = 2 * self.layers(features).sigmoid()
-        return Diagonal(self.classwise(features, labels).diagonal() * factor)
+        classwise = self.classwise(features, labels).diagonal()
+        variance = classwise * 2 * self.layers(features).sigmoid()
+        if self.keep_trace:  # a class of which too little has been seen has none
+            smallest = torch.finfo(variance.dtype).tiny
+            variance = variance * (classwise.sum(1) / variance.sum(1).clamp_min(smallest))[:, None]
+        return Diagonal(variance)
+
+    def extra_repr(self) -> str:
+        return f"keep_trace={self.keep_trace}"
