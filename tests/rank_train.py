@@ -12,6 +12,7 @@ from semaug.methods import Augmentation
 from semaug.train import train
 
 SETTINGS: dict[str, Any] = {
+    "method": "learnable",
     "model": "small",
     "pretrained": False,
     "epochs": 3,

@@ -29,8 +29,17 @@ OPTIONS = ["--model", "small", "--pretrained", "False", "--workers", "0", "--lr"
 FEW = ["--resize", "40", "--crop", "32", "--batch-size", "2", "--val-per-class", "2", "--cache", "None"]
 BIRDS = ["--resize", "28", "--crop", "24", "--batch-size", "25", "--val-per-class", "30"]
 KINDS = {
-    "paper's order": [],
-    "pipelined, Adam, EMA": ["--order", "pipelined", "--meta-optimizer", "adam", "--ema", "0.9"],
+    "paper's order": ["--method", "learnable"],
+    "pipelined, Adam, EMA": [
+        "--method",
+        "learnable",
+        "--order",
+        "pipelined",
+        "--meta-optimizer",
+        "adam",
+        "--ema",
+        "0.9",
+    ],
     "isda": ["--method", "isda"],
 }
 MOMENTS = ("any", *["in a write", "after a write", "while training"] * 3)

@@ -91,7 +91,7 @@ def test_a_run_goes_on_in_another_number_of_processes(photos: Path, alone: Path,
 
 def command(photos: Path, output: Path, *options: str) -> list[str]:
     settings = {"model": "small", "resize": 40, "crop": 32, "batch-size": 8, "val-per-class": 2, "epochs": 6}
-    settings |= {"workers": 0, "cache": "None", "lr": 0.02, "device": "cpu"}
+    settings |= {"method": "learnable", "workers": 0, "cache": "None", "lr": 0.02, "device": "cpu"}
     given = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
     given += ["--pretrained", "False", "--order", "pipelined", "--data", str(photos), "--output", str(output)]
     return ["train", *given, *options]

@@ -88,3 +88,18 @@ def test_commands_on_the_pages_exist(capsys: pytest.CaptureFixture[str]) -> None
             for option in (part for part in inner if part.startswith("--")):
                 own = known.setdefault("train", options(["train"], capsys)) if inner != [word] else known[name]
                 assert option in own, f"{page.name}: semaug {name} has no {option}"
+
+
+def test_the_tables_of_the_study_are_those_of_its_runs() -> None:
+    found = subprocess.run(
+        [sys.executable, ROOT / "docs" / "study.py", "--no-chart"], check=True, stdout=subprocess.PIPE
+    )
+    page = (ROOT / "docs" / "learning-the-covariance.md").read_text(encoding="utf-8")
+    told = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    rows = [line for line in found.stdout.decode().splitlines() if line.startswith("| ")]
+    assert len(rows) > 25
+    for row in rows:
+        title, *figures = (cell.strip() for cell in row.strip("|").split("|"))
+        lines = [line[1:] for line in told if line[0] == title]
+        kept = [[cell for cell in line if cell in figures and cell] for line in lines]  # the page may tell more
+        assert [figure for figure in figures if figure] in kept, row

@@ -236,6 +236,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(photos: Path, output: Path, **options: Any) -> TrainConfig:
     settings: dict[str, Any] = {
+        "method": "learnable",
         "model": "small",
         "pretrained": False,
         "epochs": 2,

@@ -35,7 +35,7 @@ from semaug.train import _copied, _odd_covnet, _Run, train
 
 Options = dict[str, Any]
 OPTIONS: Options = {"model": "small", "pretrained": False, "epochs": 3, "resize": 40, "crop": 32, "batch_size": 4}
-OPTIONS |= {"val_per_class": 2, "workers": 0, "cache": None, "lr": 0.02, "device": "cpu"}
+OPTIONS |= {"method": "learnable", "val_per_class": 2, "workers": 0, "cache": None, "lr": 0.02, "device": "cpu"}
 KINDS: list[Options] = [
     {},
     {"ema": 0.9, "augmentation": Augmentation(order="pipelined", meta_optimizer="adam")},

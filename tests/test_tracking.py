@@ -23,7 +23,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(photos: Path, output: Path, **options: Any) -> TrainConfig:
     sizes: dict[str, Any] = {"resize": 40, "crop": 32, "batch_size": 4, "epochs": 3, "val_per_class": 2}
-    others: dict[str, Any] = {"model": "small", "pretrained": False, "workers": 0, "cache": None, "lr": 0.02}
+    others: dict[str, Any] = {
+        "method": "learnable",
+        "model": "small",
+        "pretrained": False,
+        "workers": 0,
+        "cache": None,
+        "lr": 0.02,
+    }
     return TrainConfig(data=str(photos), output=output, **sizes, **others, **options)
 
 

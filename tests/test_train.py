@@ -28,6 +28,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(photos: Path, output: Path, **options: Any) -> TrainConfig:
     settings: dict[str, Any] = {
+        "method": "learnable",
         "model": "small",
         "pretrained": False,
         "epochs": 3,
@@ -258,3 +259,20 @@ def test_metrics_are_plain_json(photos: Path, tmp_path: Path) -> None:
     run = train(config(photos, tmp_path / "run", epochs=1))
     for line in (run / "metrics.jsonl").read_text().splitlines():
         assert all(isinstance(value, int | float) for value in json.loads(line).values())
+
+
+def test_without_a_name_the_method_is_isda_and_each_method_has_its_strength() -> None:
+    assert TrainConfig().method == "isda"
+    assert TrainConfig().filled().augmentation.strength == 20
+    of_paper = {"constant": 10, "learnable": 10, "joint": 10, "p2p+isda": 5, "p2p+learnable": 5}
+    for method, strength in of_paper.items():
+        assert TrainConfig(method=method).filled().augmentation.strength == strength  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"rank": 2}, {"fixed_trace": 0.5}])
+def test_settings_of_covnet_are_refused_where_another_source_is_learned(
+    photos: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    augmentation = Augmentation(source="reshaped", **options)
+    with pytest.raises(UserError, match="are CovNet's, and not for --source reshaped"):
+        train(config(photos, tmp_path / "run", augmentation=augmentation))

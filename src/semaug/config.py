@@ -35,8 +35,8 @@ class TrainConfig:
     """Weights to start from: a .safetensors file, or a .pth file (which is read without unpickling)."""
     pretrained: bool | None = None
     """Start from the library's ImageNet weights; yes if not given, except with --weights or on the embedded birds."""
-    method: methods.Method = "learnable"
-    """How to train."""
+    method: methods.Method = "isda"
+    """How to train: isda did best in our comparisons (docs/learning-the-covariance.md); learnable is the paper's."""
     epochs: int | None = None
     """100 as in the paper if not given, 300 for P2P-Net; 15 on the embedded birds."""
     output: Path | None = None

@@ -51,7 +51,8 @@ class Augmentation:
     """Settings of the semantic augmentation; they matter for the methods that have a Σ."""
 
     strength: float | None = None
-    """λ0: the strength of augmentation at the end of training; 10 if not given, 5 on P2P-Net, as in the paper."""
+    """λ0: the strength of augmentation at the end of training; 20 for isda if not given, and for the others the
+    paper's: 10, or 5 on P2P-Net."""
     strength_power: float = 1.0
     """α: λ grows as (epoch / epochs)^α · λ0."""
     source: Literal["covnet", "modulated", "reshaped"] = "covnet"
@@ -94,7 +95,7 @@ class Augmentation:
 
     def filled(self, method: str) -> "Augmentation":
         """The same settings with the defaults of a method made explicit."""
-        strength, interval = (5.0, 10) if on_p2p(method) else (10.0, 1)
+        strength, interval = (5.0, 10) if on_p2p(method) else (20.0 if method == "isda" else 10.0, 1)
         return replace(
             self,
             strength=strength if self.strength is None else self.strength,

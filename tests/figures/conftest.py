@@ -25,6 +25,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train_run(photos: Path, output: Path, **options: Any) -> Path:
     settings: dict[str, Any] = {
+        "method": "learnable",
         "model": "small",
         "pretrained": False,
         "epochs": 2,

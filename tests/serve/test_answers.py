@@ -22,7 +22,7 @@ from semaug.train import train
 def train_on(photos: Path, output: Path, **options: Any) -> Path:
     settings: dict[str, Any] = {
         "model": "small", "pretrained": False, "epochs": 2, "resize": 40, "crop": 32, "batch_size": 6,
-        "val_per_class": 1, "workers": 0, "cache": None, "lr": 0.01,
+        "method": "learnable", "val_per_class": 1, "workers": 0, "cache": None, "lr": 0.01,
     }  # fmt: skip
     return train(TrainConfig(data=str(photos), output=output, **{**settings, **options}))
 

@@ -50,7 +50,7 @@ class CompareConfig:
     """Networks, on each of which the methods are compared: timm names, or torchvision/NAME; resnet50 if not given (a
     small network of our own on the embedded birds)."""
     strength: tuple[float, ...] | None = None
-    """λ0: the strengths to try, by methods that augment features; 10 if not given, 5 on P2P-Net, as in the paper."""
+    """λ0: the strengths to try, by methods that augment features; if not given each has its own (semaug train)."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Each cell is trained once for each seed, which also draws the validation split where the data has none."""
     weights: tuple[str, ...] = ()

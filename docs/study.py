@@ -1,0 +1,169 @@
+"""The tables and the chart of docs/learning-the-covariance.md, from the runs in docs/results/cub-224px-runs.csv.
+
+`python docs/study.py` prints the tables and draws docs/results/strengths.png. Where a cell was run in two comparisons,
+the second one, which has all seeds, counts.
+"""
+
+import csv
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean, stdev
+
+from semaug.experiments.paired import paired
+
+HERE = Path(__file__).parent / "results"
+Cell = tuple[str, int, str, str]  # network, epochs, method with its options, strength
+Seeds = dict[int, float]
+
+ADAM = "--meta-optimizer adam"
+SHAPE = f"learnable --order pipelined --fixed-trace 0.5 {ADAM} --meta-lr 0.0001"
+AT_10 = {
+    "SGD 0.001, as in the paper": "learnable",
+    "Adam 0.001": f"learnable --order pipelined {ADAM}",
+    "Adam 0.001, alignment": f"learnable --order pipelined {ADAM} --meta-objective alignment",
+    "Adam 0.0001, fixed trace": SHAPE,
+    "Adam 0.001, fixed trace, alignment": f"learnable --order pipelined --fixed-trace 0.5 {ADAM} "
+    "--meta-objective alignment",
+    "the same, meta images under RandAugment": f"learnable --fixed-trace 0.5 {ADAM} --meta-objective alignment "
+    "--meta-images randaugment",
+    "Adam 0.001, class-wise variance × learned factor, alignment": "learnable --order pipelined --source modulated "
+    f"{ADAM} --meta-objective alignment",
+}
+AT_40 = {
+    "isda": "isda",
+    "constant": "constant",
+    "learnable, as in the paper": "learnable",
+    "learnable, Adam 0.0001, fixed trace": SHAPE,
+    "the same, meta images held out of training": f"learnable --fixed-trace 0.5 {ADAM} --meta-lr 0.0001 "
+    "--meta-images held-out",
+    "learnable, Adam 0.0001, class-wise variance × learned factor of its trace": "learnable --order pipelined "
+    f"--source reshaped {ADAM} --meta-lr 0.0001",
+    "learnable, Adam 0.0001, fixed trace, four directions": f"learnable --order pipelined --rank 4 --fixed-trace 0.5 "
+    f"{ADAM} --meta-lr 0.0001",
+}
+NETWORKS = {"ResNet-50": "torchvision/resnet50", "MobileNetV2": "torchvision/mobilenet_v2"}
+
+
+def read() -> dict[Cell, Seeds]:
+    """Accuracy of each seed of each cell."""
+    found: dict[Cell, dict[str, Seeds]] = defaultdict(lambda: defaultdict(dict))
+    with open(HERE / "cub-224px-runs.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            cell = row["network"], int(row["epochs"]), row["method"], row["strength"]
+            found[cell][row["comparison"]][int(row["seed"])] = float(row["top1"])
+    return {cell: comparisons[max(comparisons)] for cell, comparisons in found.items()}
+
+
+def shown(seeds: Seeds | None) -> str:
+    if seeds is None:
+        return ""
+    text = f"{fmean(seeds.values()):.2f}" + (f" ± {stdev(seeds.values()):.2f}" if len(seeds) > 1 else "")
+    return text if len(seeds) == 3 else f"{text} ({len(seeds)} seeds)"
+
+
+def minus(own: Seeds | None, base: Seeds | None) -> str:
+    difference = paired(own, base) if own and base and own is not base else None
+    if difference is None:
+        return ""
+    return f"{difference.mean:+.2f} ± {difference.error:.2f}".replace("-", "−")
+
+
+def learned_at_10(cells: dict[Cell, Seeds]) -> list[str]:
+    lines = ["| learnable with | top-1 | − constant | − isda |", "|---|---|---|---|"]
+    for title, method in AT_10.items():
+        own, constant, isda = (cells[NETWORKS["ResNet-50"], 10, m, "10"] for m in (method, "constant", "isda"))
+        lines.append(f"| {title} | {shown(own)} | {minus(own, constant)} | {minus(own, isda)} |")
+    return lines
+
+
+def strengths(cells: dict[Cell, Seeds]) -> list[str]:
+    lines = [
+        "| λ0 | constant, ResNet-50 | isda, ResNet-50 | constant, MobileNetV2 | isda, MobileNetV2 |",
+        "|---|---|---|---|---|",
+    ]
+    for strength in ("", "5", "10", "20", "40", "80"):
+        methods = ("constant", "isda") if strength else ("basic", "basic")
+        row = [shown(cells.get((net, 10, m, strength))) for net in NETWORKS.values() for m in methods]
+        lines.append(f"| {strength or '(basic)'} | {' | '.join(row)} |")
+    return lines
+
+
+def learned_at_40(cells: dict[Cell, Seeds]) -> list[str]:
+    lines = ["| λ0 = 40 | 10 epochs | − isda | 20 epochs | − isda |", "|---|---|---|---|---|"]
+    for title, method in {"(basic)": "basic", **AT_40}.items():
+        row = []
+        for epochs in (10, 20):
+            own, isda = (
+                cells.get((NETWORKS["ResNet-50"], epochs, m, "40" if m != "basic" else "")) for m in (method, "isda")
+            )
+            row += [shown(own), minus(own, isda)]
+        lines.append(f"| {title} | {' | '.join(row)} |")
+    for strength in ("20", "10"):
+        own, isda = (cells[NETWORKS["ResNet-50"], 20, "isda", s] for s in (strength, "40"))
+        at_10, best_10 = (cells[NETWORKS["ResNet-50"], 10, "isda", s] for s in (strength, "40"))
+        row = [shown(at_10), minus(at_10, best_10), shown(own), minus(own, isda)]
+        lines.append(f"| isda with λ0 = {strength} | {' | '.join(row)} |")
+    return lines
+
+
+def mobilenet(cells: dict[Cell, Seeds]) -> list[str]:
+    lines = ["| MobileNetV2 | top-1 | − isda, λ0 = 20 | − constant, λ0 = 10 |", "|---|---|---|---|"]
+    net = NETWORKS["MobileNetV2"]
+    rows = {
+        "basic": ("basic", ""),
+        "constant, λ0 = 10": ("constant", "10"),
+        "isda, λ0 = 10": ("isda", "10"),
+        "isda, λ0 = 20": ("isda", "20"),
+        "joint, λ0 = 10": ("joint", "10"),
+        "learnable, as in the paper, λ0 = 10": ("learnable", "10"),
+        "learnable, Adam 0.0001, fixed trace, λ0 = 10": (SHAPE, "10"),
+    }
+    isda, constant = cells[net, 10, "isda", "20"], cells[net, 10, "constant", "10"]
+    for title, (method, strength) in rows.items():
+        own = cells[net, 10, method, strength]
+        lines.append(f"| {title} | {shown(own)} | {minus(own, isda)} | {minus(own, constant)} |")
+    return lines
+
+
+def draw(cells: dict[Cell, Seeds], file: Path) -> None:
+    """Accuracy against the strength, with the spread over seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    for place, (title, net) in enumerate(NETWORKS.items()):
+        axes = figure.add_subplot(1, 2, place + 1)
+        for name, colour, mark in (
+            ("isda", "#0b6e4f", "o"),
+            ("constant", "#c8781e", "s"),
+            ("learnable", "#6a4c93", "^"),
+        ):
+            found = sorted((float(s), v) for (n, e, m, s), v in cells.items() if (n, e, m) == (net, 10, name))
+            x = [strength * {"isda": 0.97, "constant": 1.0, "learnable": 1.03}[name] for strength, _ in found]
+            mean, spread = [fmean(v.values()) for _, v in found], [stdev(v.values()) for _, v in found]
+            label = {"isda": "isda", "constant": "constant Σ", "learnable": "learnable, as in the paper"}[name]
+            line = "none" if name == "learnable" else "-"
+            axes.errorbar(x, mean, spread, label=label, color=colour, marker=mark, linestyle=line, capsize=3)
+        basic = fmean(cells[net, 10, "basic", ""].values())
+        axes.axhline(basic, color="#777777", linestyle=":", label="basic")
+        axes.set(title=title, xscale="log", xlabel="strength λ0", ylabel="top-1 % on validation photos", ylim=(69, 78))
+        axes.set_xticks([5, 10, 20, 40, 80], ["5", "10", "20", "40", "80"])
+        axes.minorticks_off()
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if place == 0:
+            axes.legend(frameon=False, loc="lower center", ncols=2, fontsize=9)
+    figure.savefig(file, dpi=110)
+
+
+def main() -> None:
+    """Print the tables, and draw the chart unless told not to."""
+    cells = read()
+    for table in (learned_at_10, strengths, learned_at_40, mobilenet):
+        print(*table(cells), "", sep="\n")
+    if "--no-chart" not in sys.argv:
+        draw(cells, HERE / "strengths.png")
+
+
+if __name__ == "__main__":
+    main()
