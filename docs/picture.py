@@ -38,15 +38,13 @@ def main(run: Path, output: Path) -> None:
     values = kinds[first].traits[trait], kinds[second].traits[trait]
     pair, augmented = destroyed_by_all(TRAITS[trait], values)
     shares = {row.name: 100 * row.share for row in measure()}
-    print(
-        f"{kinds[first].name} and {kinds[second].name}: {TRAITS[trait]}, {values}; images that lose their cue: "
-        + ", ".join(f"{k} {v:.0f} %" for k, v in shares.items())
-    )
+    print(f"{kinds[first].name} and {kinds[second].name}: {TRAITS[trait]}, {values}")
+    print("images that lose it:", ", ".join(f"{name} {share:.0f} %" for name, share in shares.items()))
 
     figure = Figure(figsize=(11.6, 4.5), dpi=100, facecolor="white")
     heading = {"fontsize": 11.5, "weight": "bold", "color": INK, "va": "center"}
     figure.text(0.012, 0.965, f"Two species that differ in one trait ({TRAITS[trait].replace('_', ' ')}) …", **heading)
-    figure.text(0.012, 0.482, "… which augmentation of the image destroys", **heading)
+    figure.text(0.012, 0.482, "… which augmentation of the image can hide", **heading)
     figure.text(0.475, 0.965, "Their features, and draws N(a, λΣ) around one of them", **heading)
     for place, (picture, colour) in enumerate(zip(pair.pictures, (BLUE, ORANGE), strict=True)):
         show(figure.add_axes((0.012 + 0.225 * place, 0.535, 0.205, 0.39)), picture, pair, colour)
