@@ -47,13 +47,14 @@ dist: $(READY)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist
 
-# Installs both into a new environment, one after the other, and runs them there.
+# Installs both into a new environment, one after the other, and runs them there; for another Python than that of .venv:
+# make dist-check PYTHON=python3.13
 dist-check: dist
 	$(PYTHON) -m venv dist/venv
 	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
-	cd dist && venv/bin/semaug demo --epochs 1 --methods basic learnable --output demo
+	cd dist && venv/bin/semaug demo --epochs 2 --methods basic learnable --output demo
 	dist/venv/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.tar.gz
-	cd dist && venv/bin/semaug --help > /dev/null
+	cd dist && venv/bin/semaug evaluate demo/learnable
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "semaug needs Python 3.11 or newer; set PYTHON=")'

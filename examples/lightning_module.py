@@ -1,6 +1,7 @@
 """Learnable semantic augmentation as a Lightning module, with Lightning's own checkpoints.
 
     python examples/lightning_module.py
+    python examples/lightning_module.py --accelerator gpu --precision bf16-mixed
 
 Optimisation is manual, since a step is two half steps of three updates. The state of the meta loop goes into
 Lightning's checkpoint, beside the weights and the optimiser, so that a run which is broken off goes on exactly: here
@@ -9,6 +10,7 @@ four epochs at once give the same weights as two and two. ``Trainer(precision="b
 minutes on two CPU cores.
 """
 
+import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,8 @@ class Learnable(L.LightningModule):
         self.learner = semaug.LearnableAugmentation(self.model, self.optimizers(), **self.options)
         if self.state is not None:
             self.learner.load_state_dict(self.state["learner"])
-            torch.set_rng_state(self.state["random"])
+            torch.set_rng_state(self.state["random"][0])
+            torch.cuda.set_rng_state_all(self.state["random"][1:])
 
     def on_train_epoch_start(self) -> None:
         self.learner.set_progress(self.current_epoch / self.epochs)
@@ -57,7 +60,8 @@ class Learnable(L.LightningModule):
         self.log("val_accuracy", (self.model(images).argmax(1) == labels).float().mean())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["semaug"] = {"learner": self.learner.state_dict(), "random": torch.get_rng_state()}
+        random = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+        checkpoint["semaug"] = {"learner": self.learner.state_dict(), "random": random}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.state = checkpoint["semaug"]
@@ -85,7 +89,7 @@ def fit(folder: Path, epochs: int, checkpoint: Path | None = None, **options: An
     torch.manual_seed(0)
     module = Learnable(build_model("small", SPECIES, 64), EPOCHS, strength=2.0, order="pipelined")
     saving = ModelCheckpoint(folder, save_last=True)
-    settings = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
+    settings = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "devices": 1}
     trainer = L.Trainer(max_epochs=epochs, callbacks=[saving], num_sanity_val_steps=0, **settings, **options)
     trainer.fit(module, *loaders(), ckpt_path=checkpoint, weights_only=True)
     found = {name: f"{float(value):.3f}" for name, value in trainer.callback_metrics.items()}
@@ -93,14 +97,18 @@ def fit(folder: Path, epochs: int, checkpoint: Path | None = None, **options: An
     return module, Path(saving.last_model_path)
 
 
-def main() -> None:
+def main(accelerator: str = "cpu", precision: str = "32-true") -> None:
+    options: dict[str, Any] = {"accelerator": accelerator, "precision": precision, "deterministic": "warn"}
     with tempfile.TemporaryDirectory() as folder:
-        whole, _ = fit(Path(folder) / "whole", EPOCHS)
-        _, checkpoint = fit(Path(folder) / "first", EPOCHS // 2)
-        resumed, _ = fit(Path(folder) / "second", EPOCHS, checkpoint)
+        whole, _ = fit(Path(folder) / "whole", EPOCHS, **options)
+        _, checkpoint = fit(Path(folder) / "first", EPOCHS // 2, **options)
+        resumed, _ = fit(Path(folder) / "second", EPOCHS, checkpoint, **options)
     pairs = zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True)
     print("the same weights:", all(torch.equal(one, other) for one, other in pairs))
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description="Learnable semantic augmentation as a Lightning module")
+    parser.add_argument("--accelerator", default="cpu", help="cpu or gpu")
+    parser.add_argument("--precision", default="32-true", choices=["32-true", "bf16-mixed"])
+    main(**vars(parser.parse_args()))

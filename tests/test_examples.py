@@ -60,8 +60,9 @@ def test_timm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2"]
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_lightning_goes_on_exactly_from_its_own_checkpoint(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], precision: str
 ) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
@@ -71,7 +72,17 @@ def test_lightning_goes_on_exactly_from_its_own_checkpoint(
     module = example("lightning_module", monkeypatch, build_model=small)
     data = noise(24, 4, 5)
     monkeypatch.setattr(module, "loaders", lambda: (module.exact_loader(data, 8), DataLoader(data, 8)))
-    module.main()
+    precisions = []
+    step = module.Learnable.training_step
+
+    def watched(self: Any, batch: Any, index: int) -> None:
+        step(self, batch, index)
+        precisions.append(self.learner._precision())
+
+    monkeypatch.setattr(module.Learnable, "training_step", watched)
+    with torch.backends.mkldnn.flags(enabled=False):  # whose products in bf16 crash some CPUs
+        module.main(precision=precision)
+    assert set(precisions) == {torch.bfloat16 if precision == "bf16-mixed" else None}
     lines = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line or "same" in line]
     assert [line.split(":")[0] for line in lines] == [
         "epoch 4, optimiser step 24",

@@ -73,6 +73,7 @@ class _RealStep:
     parameters: dict[str, Tensor]  # late ones, before the update
     sensitivity: dict[str, Tensor | float]
     strength: float
+    precision: torch.dtype | None  # of its pass, in which it is differentiated, whatever comes after
     gradient: dict[str, Tensor] | None = None
 
 
@@ -281,6 +282,7 @@ class LearnableAugmentation:
             self._direction(gradient, pseudo.sensitivity, pseudo.gradient),
             meta_loss,
             strength=self.strength,
+            precision=self._precision(),
             detach=True,
             own_weight=meta_parts[0].weight if self.pseudo == "local" else None,
         )
@@ -320,6 +322,7 @@ class LearnableAugmentation:
             self._direction(gradient, last.sensitivity, last.gradient),
             meta_loss,
             strength=last.strength,
+            precision=last.precision,
             detach=self.detach_real,
         )
 
@@ -372,6 +375,7 @@ class LearnableAugmentation:
             {name: parameter.detach().clone() for name, parameter in late.items()},
             {name: factor * slope for name, slope in zip(late, slopes, strict=True)},
             self.strength,
+            self._precision(),
             self._looked_at(late, gradients, copy=True),  # which the optimiser may change
         )
 
@@ -401,6 +405,7 @@ class LearnableAugmentation:
         meta_loss: Tensor,
         *,
         strength: float,
+        precision: torch.dtype | None,
         detach: bool,
         own_weight: float | None = None,
     ) -> Metrics:
@@ -421,7 +426,7 @@ class LearnableAugmentation:
                 dict(parameters),
                 features,
                 self._train_loss(part.labels, features if detach else None, strength),
-                self._precision(),
+                precision,
                 self._train_loss_along(part.labels, features, head, strength, detach),
                 part.share * (part.weight if own_weight is None else own_weight),
             )
@@ -676,6 +681,7 @@ class LearnableAugmentation:
         self._initial = [value.to(device) for value in state["initial"]]
         last = pytree.tree_map_only(Tensor, lambda value: _moved(value, device), state["last_real"])
         if last is not None:
+            last = {"precision": self.autocast, **last}  # which older states do not say
             last = _RealStep(**{**last, "parts": [Part(**{**p, "tape": Tape(**p["tape"])}) for p in last["parts"]]})
         self._last_real = last
 
