@@ -203,7 +203,7 @@ def _source(method: Method, settings: Augmentation, network: Network) -> Source:
     if method in ("joint", "learnable"):
         if settings.source != "covnet":
             if settings.rank or settings.fixed_trace is not None:
-                raise ValueError("--rank and --fixed-trace are CovNet's, and not for --source {settings.source}")
+                raise ValueError(f"--rank and --fixed-trace are CovNet's, and not for --source {settings.source}")
             keep_trace = settings.source == "reshaped"
             return ModulatedClassCovariance(classes, dimensions, settings.width, settings.depth, keep_trace)
         return CovNet(dimensions, settings.width, settings.depth, settings.rank, settings.fixed_trace)

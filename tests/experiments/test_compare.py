@@ -49,7 +49,7 @@ def first(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_method_is_trained_with_every_seed_and_the_figures_are_the_runs_own(first: Path) -> None:
     basic, isda = result(first)["cells"]
-    assert [basic["method"], basic["strength"], isda["method"], isda["strength"]] == ["basic", None, "isda", 10.0]
+    assert [basic["method"], basic["strength"], isda["method"], isda["strength"]] == ["basic", None, "isda", 20.0]
     for cell in (basic, isda):
         assert [run["seed"] for run in cell["runs"]] == [0, 1]
         best = []
@@ -169,7 +169,7 @@ def test_strengths_are_for_methods_that_augment() -> None:
         ("basic", None), ("isda", 5.0), ("isda", 20.0), ("p2p", None), ("p2p+isda", 5.0), ("p2p+isda", 20.0),
     ]  # fmt: skip
     defaults = list(grid(method=("isda", "p2p+isda")).cells())
-    assert [cell.strength for cell in defaults] == [10.0, 5.0]
+    assert [cell.strength for cell in defaults] == [20.0, 5.0]
     config = grid(strength=(5.0, 20.0)).settings(Cell("small", "p2p+isda", 20.0), 3)
     assert (config.augmentation.strength, config.seed, config.method) == (20.0, 3, "p2p+isda")
 
