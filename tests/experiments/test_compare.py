@@ -67,7 +67,7 @@ def test_every_method_is_trained_with_every_seed_and_the_figures_are_the_runs_ow
     assert found["split"] == {"images": 4, "drawn": True, "test": True}
     assert "torch" in found["versions"]
     assert found["settings"]["training"]["epochs"] == 2
-    assert "| small | isda | 10 |" in (first / "comparison.md").read_text()
+    assert "| small | isda | 20 |" in (first / "comparison.md").read_text()
     assert (first / "report.html").stat().st_size > 10_000
 
 
