@@ -173,6 +173,23 @@ def of_all(numbers: Sequence[int]) -> list[list[int]]:
     return [part.tolist() for part in found]
 
 
+@torch.no_grad()
+def rows_of_all(*tensors: Tensor) -> list[Tensor]:
+    """The rows of every rank, in the order of ranks, of tensors (N, …), where N may differ between ranks."""
+    if not is_running():
+        return list(tensors)
+    counts = [count for (count,) in of_all([len(tensors[0])])]
+    found = []
+    for tensor in tensors:
+        own = tensor.new_zeros(max(counts), *tensor.shape[1:])
+        own[: len(tensor)] = tensor
+        parts = [torch.empty_like(own) for _ in counts]
+        traffic.gathered += own.nbytes
+        dist.all_gather(parts, own)
+        found.append(torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]))
+    return found
+
+
 def gathered(value: Value) -> list[Value]:
     """A value of every rank, in the order of ranks: tensors on the CPU and what can be pickled; [] but on rank 0."""
     if not is_running():
