@@ -26,9 +26,9 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
+def alone(found: list[dict[str, Any]]) -> dict[str, Any]:
     """The same cases in this process, on the whole batches."""
-    return {name: ranks.trained(case) for name, case in ranks.cases_for(2).items()}
+    return {name: ranks.trained(case) for name, case in ranks.cases_for(len(found)).items()}
 
 
 def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor], name: str) -> None:
@@ -57,8 +57,8 @@ def test_several_processes_equal_one_on_the_same_global_batches(
     )
 
 
-def test_covnet_moves_in_these_cases(alone: dict[str, Any]) -> None:
-    for name, case in ranks.cases_for(2).items():
+def test_covnet_moves_in_these_cases(found: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    for name, case in ranks.cases_for(len(found)).items():
         start = ranks.state_of(ranks.learner_of(case))
         learned = dict(ranks.SOURCES[case.source]().named_parameters())
         moved = [float((alone[name][0][f"g.{key}"] - start[f"g.{key}"]).abs().max()) for key in learned]
@@ -131,6 +131,39 @@ def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(found: list[dict[str
     for other in found[1:]:
         assert other["overflowing"]["scales"] == ours["scales"]
         assert_equal(ours["state"], other["overflowing"]["state"], "overflowing")
+
+
+@pytest.mark.parametrize("order", ranks.P2P_ORDERS)
+def test_a_p2p_net_of_two_processes_equals_that_of_one(found: list[dict[str, Any]], order: str) -> None:
+    if len(found) > 2:
+        pytest.skip("two processes show what there is to see")
+    state, metrics = ranks.trained_p2p(order)
+    ours, our_metrics = found[0]["p2p"][order]
+    assert_equal(ours, found[1]["p2p"][order][0], order)
+    error = max(float((ours[key] - value).abs().max()) for key, value in state.items())
+    assert error < 1e-9
+    assert our_metrics == pytest.approx(metrics, rel=1e-8, abs=1e-8)
+    assert metrics["meta_gradient_norm"] > 0
+    assert metrics["rest_loss"] > 0
+    print(f"P2P-Net, {order}: differs by {error:.1e}")
+
+
+def test_gradients_are_sent_while_the_backward_pass_runs(found: list[dict[str, Any]]) -> None:
+    """All three of a half step: of the pseudo update (paper's order), of the meta loss and of the real update.
+
+    Of micro-batches only the last one's pass sends. CovNet's gradient comes of another pass, and is sent after it.
+    """
+    for rank in found:
+        passes = {name: rank["overlapping"][name][0]["during"] for name in ranks.OVERLAPPING}
+        parameters = len(list(ranks.learner_of(ranks.Case()).network.model.parameters()))
+        assert passes["paper"] == [parameters, parameters, 0, parameters] * 2
+        assert passes["pipelined"] == [parameters, parameters, 0, parameters]  # no meta update at first
+        micro = passes["micro-batches"]
+        assert len(micro) > len(passes["paper"])
+        assert [sent for sent in micro if sent] == [parameters] * 6
+        for (state, later), name in ((rank["overlapping"][name], name) for name in ranks.OVERLAPPING):
+            worst = max(float((later[key] - value).abs().max()) for key, value in state["state"].items())
+            assert worst < 1e-12, name
 
 
 def predicted_bytes(case: ranks.Case, processes: int) -> tuple[float, float]:
