@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 benchmarks/overlap.py --device cpu              # gloo
     torchrun --nproc-per-node 4 benchmarks/overlap.py --model resnet50 --pixels 448 --batch 128
 
-Each step is one of plain training, of the paper's order and of the pipelined one (two half steps), on noise. The two ways
-take turns within each repetition, on the same learner, so that a change of clock or load meets both; what is printed are
-medians over repetitions. Where the ranks share cores, the threads that send take them from the backward pass.
+Each step is one of plain training, of the paper's order or of the pipelined one (two half steps), on noise. The two
+ways take turns within each repetition, on the same learner, so that a change of clock or load meets both; what is
+printed are medians over repetitions. Where ranks share cores, the threads that send take them from the backward pass.
 """
 
 import argparse
