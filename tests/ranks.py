@@ -21,6 +21,7 @@ from semaug.models import build_model
 from semaug.network import Network
 
 CLASSES, WIDTH = 4, 4
+DEVICE = "cpu"
 
 
 class Net(nn.Module):
@@ -116,7 +117,7 @@ def cases_for(processes: int) -> dict[str, Case]:
 
 def learner_of(case: Case) -> semaug.LearnableAugmentation:
     torch.manual_seed(0)
-    model, source = Net(NORMS[case.norm]).double(), SOURCES[case.source]().double()
+    model, source = (made.to(DEVICE, torch.float64) for made in (Net(NORMS[case.norm]), SOURCES[case.source]()))
     network = Network(
         model,
         case.frozen,
@@ -140,6 +141,7 @@ def batches(case: Case) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         size = case.sizes[step % len(case.sizes)]
         images = torch.randn(2, size, 3, 7, 7, dtype=torch.float64, generator=generator)
         labels = torch.randint(CLASSES, (2, size), generator=generator)
+        images, labels = images.to(DEVICE), labels.to(DEVICE)
         found.append((images[0], labels[0], images[1], labels[1]))
     return found
 
