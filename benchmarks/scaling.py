@@ -140,8 +140,10 @@ def efficiency(
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    """A table in Markdown."""
+    rule = "|" + "---|" * len(header)
+    first, *others = ("| " + " | ".join(line).lstrip() + " |" for line in (header, *rows))
+    return "\n".join([first, rule, *others])
 
 
 def bytes_table() -> str:
@@ -189,6 +191,20 @@ def strong_table() -> str:
     return table(["1024 images in all", *(f"{n} GPUs, {1024 // n} images each" for n in RANKS)], rows)
 
 
+def latency_table() -> str:
+    """What is waited for however little is sent, in a half step of plain training."""
+    links, norms = Links(), 53
+    rows = []
+    for name, count in (
+        ("gradients, in buckets", len(sizes(200).trained)),
+        ("BatchNorm over all ranks: two sums forward and two backward for each of 53 layers", 4 * norms),
+    ):
+        rows.append([name, str(count), *(f"{1e3 * count * links.all_reduce(0, n):.1f} ms" for n in RANKS)])
+    meeting = [f"{1e3 * (n - 1) * links.meeting / 2:.1f} ms" for n in RANKS]
+    rows.append(["sizes of batches, between the hosts (once a step; half of it)", "1/2", *meeting])
+    return table(["", "operations", *(f"{n} GPUs" for n in RANKS)], rows)
+
+
 def classes_table() -> str:
     rows = []
     for method in (methods()[0], *(m for m in methods() if m.order != "plain" and m.interval == 1)):
@@ -220,7 +236,7 @@ def memory_table() -> str:
 
 
 def tables() -> list[str]:
-    return [bytes_table(), weak_table(), strong_table(), classes_table(), memory_table()]
+    return [bytes_table(), weak_table(), strong_table(), latency_table(), classes_table(), memory_table()]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Several processes do what one does on the same global batch."""
 
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import ranks
 from semaug import distributed
 from semaug.meta import Part
 from several import in_processes
+from test_scaling import scaling
 
 TESTS = Path(__file__).parent
 
@@ -174,10 +176,12 @@ def predicted_bytes(case: ranks.Case, processes: int) -> tuple[float, float]:
     late = sum(p.numel() for p in learner.network.late_parameters().values())
     covnet = sum(p.numel() for p in learner.source.parameters())
     options, steps = case.options, case.half_steps
-    pipelined, local = options["order"] == "pipelined", options["pseudo"] == "local"
+    order, local = options["order"], options["pseudo"] == "local"
+    pipelined = order == "pipelined"
     meta_steps = steps // options["interval"] - pipelined  # the last real update is not looked through yet
-    total = steps * size * every + meta_steps * size * (covnet + (1 if pipelined else 0 if local else 2) * late)
-    total += steps * 8 * 2 * ranks.WIDTH  # diagnostics
+    parts = [size * count for count in (every, late, covnet)]
+    total = steps * scaling.half_step_bytes(*parts, ranks.WIDTH, order, math.inf)  # without a meta update
+    total += meta_steps * scaling.half_step_bytes(0, *parts[1:], 0, order, 1, local)
     if options["sync_batch_norm"]:  # an early layer and a late one
         late_forward = size * 2 * ranks.WIDTH
         forward = 2 * late_forward
