@@ -141,11 +141,8 @@ def names_bound(size: Size) -> float:
 
 
 def training_bound(size: Size) -> float:
-    """All decoded pixels, twice the probabilities of the test images, five matrices of confusion, and the names."""
-    pixels = size.images * RESIZE * RESIZE * 3
-    probabilities = size.classes * size.test * size.classes * 4
-    confusion = size.classes**2 * 8
-    return pixels + 2 * probabilities + 5 * confusion + PROCESSES * names_bound(size)
+    """All decoded pixels, and the names."""
+    return size.images * RESIZE * RESIZE * 3 + PROCESSES * names_bound(size)
 
 
 # --------------------------------------------------------------------------------------------------------- half steps

@@ -5,18 +5,23 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn import functional as F
 
 import semaug
 from semaug import distributed
+from semaug.methods import Augmentation, dressed, make_learner, parameter_groups
+from semaug.models import build_model
 from semaug.network import Network
 
 CLASSES, WIDTH = 4, 4
+DEVICE = "cpu"
 
 
 class Net(nn.Module):
@@ -104,12 +109,15 @@ def variants() -> dict[str, Case]:
 
 
 def cases_for(processes: int) -> dict[str, Case]:
-    return cases() | variants() if processes == 2 else cases()
+    """All, with two processes. More of them, which take turns on few cores, make fewer steps and no variants."""
+    if processes == 2:
+        return cases() | variants()
+    return {name: replace(case, half_steps=8) for name, case in cases().items()}
 
 
 def learner_of(case: Case) -> semaug.LearnableAugmentation:
     torch.manual_seed(0)
-    model, source = Net(NORMS[case.norm]).double(), SOURCES[case.source]().double()
+    model, source = (made.to(DEVICE, torch.float64) for made in (Net(NORMS[case.norm]), SOURCES[case.source]()))
     network = Network(
         model,
         case.frozen,
@@ -133,6 +141,7 @@ def batches(case: Case) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         size = case.sizes[step % len(case.sizes)]
         images = torch.randn(2, size, 3, 7, 7, dtype=torch.float64, generator=generator)
         labels = torch.randint(CLASSES, (2, size), generator=generator)
+        images, labels = images.to(DEVICE), labels.to(DEVICE)
         found.append((images[0], labels[0], images[1], labels[1]))
     return found
 
@@ -213,6 +222,63 @@ def bytes_sent(case: Case) -> tuple[int, int]:
     return distributed.traffic.reduced, distributed.traffic.gathered
 
 
+P2P_ORDERS = ("paper", "pipelined")
+
+
+def trained_p2p(order: str) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """A P2P-Net, with its BatchNorm over all ranks and without dropout, after two half steps of the whole loop."""
+    torch.manual_seed(0)
+    model = dressed("p2p+learnable", build_model("small", CLASSES, 64), CLASSES).double()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    optimizer = torch.optim.SGD(parameter_groups(model, 0.002), momentum=0.9, weight_decay=5e-4)
+    settings = Augmentation(order=order, interval=1, meta_lr=10.0, strength=5.0)
+    learner = make_learner("p2p+learnable", settings, model, optimizer, sync_batch_norm=True)
+    learner.source.double()
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(9, 3, 64, 64, generator=generator, dtype=torch.float64)
+    labels = torch.randint(CLASSES, (9,), generator=generator)
+    metrics = learner.step(distributed.shard(images), distributed.shard(labels))
+    return state_of(learner), {name: float(value) for name, value in metrics.items()}
+
+
+OVERLAPPING = {
+    "paper": Case(half_steps=2, frozen=0),
+    "pipelined": Case(half_steps=2, frozen=0, options={"order": "pipelined"}),
+    "micro-batches": Case(half_steps=2, frozen=0, options={"micro_batch": 2}),
+}
+
+
+def overlapping(case: Case) -> dict[str, Any]:
+    """What a case comes to where sums travel in the smallest buckets, and how many left during each backward pass."""
+    sent = 0
+    during: list[int] = []
+
+    def counting(run: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            before = sent
+            result = run(*args, **kwargs)
+            during.append(sent - before)
+            return result
+
+        return counted
+
+    all_reduce = dist.all_reduce
+
+    def sending(*args: Any, **kwargs: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        return all_reduce(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "BUCKET", 1)
+        patch.setattr(dist, "all_reduce", sending)
+        patch.setattr(torch.autograd, "grad", counting(torch.autograd.grad))
+        patch.setattr(Tensor, "backward", counting(Tensor.backward))
+        return {"state": trained(case)[0], "during": during}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     distributed.start("cpu")
@@ -222,6 +288,8 @@ def main() -> None:
         "own statistics": own_statistics(),
         "overflowing": overflowing(),
         "traffic": {name: bytes_sent(case) for name, case in TRAFFIC.items()},
+        "p2p": {order: trained_p2p(order) for order in P2P_ORDERS} if distributed.world_size() == 2 else {},
+        "overlapping": {name: (overlapping(case), trained(case)[0]) for name, case in OVERLAPPING.items()},
     }
     torch.save(found, f"{sys.argv[1]}/{distributed.rank()}.pt")
     distributed.stop()

@@ -21,7 +21,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
-def in_processes(count: int, script: Path, *arguments: str, fails: bool = False) -> list[str]:
+def in_processes(count: int, script: Path, *arguments: str, fails: bool = False, timeout: float = 600) -> list[str]:
     """Run a script in several processes, in the environment that torchrun gives them; returns what each has told."""
     common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [
@@ -34,7 +34,7 @@ def in_processes(count: int, script: Path, *arguments: str, fails: bool = False)
         for rank in range(count)
     ]
     try:
-        told = [process.communicate(timeout=600)[1] for process in processes]
+        told = [process.communicate(timeout=timeout)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()

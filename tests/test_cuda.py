@@ -1,6 +1,7 @@
 """What only a GPU can show: masks replayed from its own generator, mixed precision, no waiting for the host."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ import timm
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import rank_gpu
 import semaug
 from semaug.metagrad import global_norm
 from semaug.network import Network
+from several import in_processes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -134,3 +137,10 @@ def test_kernels_give_the_meta_gradient_of_double_backward(order: str) -> None:
     """Untrained, MobileNetV2 turns a change of 1e-7 in its images into another gradient, so fp64 is no measure."""
     exact = _last_meta_gradient("mobilenetv2_100", order, "double_backward")
     assert (exact - _last_meta_gradient("mobilenetv2_100", order)).norm() < 2e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("mode", rank_gpu.MODES)
+def test_ranks_on_one_gpu_do_what_one_process_does(mode: str) -> None:
+    """In fp64: NCCL's sums over one rank, and gloo's over two that share the GPU."""
+    script = Path(rank_gpu.__file__)
+    in_processes(rank_gpu.MODES[mode], script, mode, timeout=rank_gpu.SECONDS + 30)

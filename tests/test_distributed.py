@@ -1,6 +1,7 @@
 """Several processes do what one does on the same global batch."""
 
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import ranks
 from semaug import distributed
 from semaug.meta import Part
 from several import in_processes
+from test_scaling import scaling
 
 TESTS = Path(__file__).parent
 
@@ -26,9 +28,9 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
+def alone(found: list[dict[str, Any]]) -> dict[str, Any]:
     """The same cases in this process, on the whole batches."""
-    return {name: ranks.trained(case) for name, case in ranks.cases_for(2).items()}
+    return {name: ranks.trained(case) for name, case in ranks.cases_for(len(found)).items()}
 
 
 def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor], name: str) -> None:
@@ -57,8 +59,8 @@ def test_several_processes_equal_one_on_the_same_global_batches(
     )
 
 
-def test_covnet_moves_in_these_cases(alone: dict[str, Any]) -> None:
-    for name, case in ranks.cases_for(2).items():
+def test_covnet_moves_in_these_cases(found: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    for name, case in ranks.cases_for(len(found)).items():
         start = ranks.state_of(ranks.learner_of(case))
         learned = dict(ranks.SOURCES[case.source]().named_parameters())
         moved = [float((alone[name][0][f"g.{key}"] - start[f"g.{key}"]).abs().max()) for key in learned]
@@ -133,7 +135,40 @@ def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(found: list[dict[str
         assert_equal(ours["state"], other["overflowing"]["state"], "overflowing")
 
 
-def predicted_bytes(case: ranks.Case) -> tuple[float, float]:
+@pytest.mark.parametrize("order", ranks.P2P_ORDERS)
+def test_a_p2p_net_of_two_processes_equals_that_of_one(found: list[dict[str, Any]], order: str) -> None:
+    if len(found) > 2:
+        pytest.skip("two processes show what there is to see")
+    state, metrics = ranks.trained_p2p(order)
+    ours, our_metrics = found[0]["p2p"][order]
+    assert_equal(ours, found[1]["p2p"][order][0], order)
+    error = max(float((ours[key] - value).abs().max()) for key, value in state.items())
+    assert error < 1e-9
+    assert our_metrics == pytest.approx(metrics, rel=1e-8, abs=1e-8)
+    assert metrics["meta_gradient_norm"] > 0
+    assert metrics["rest_loss"] > 0
+    print(f"P2P-Net, {order}: differs by {error:.1e}")
+
+
+def test_gradients_are_sent_while_the_backward_pass_runs(found: list[dict[str, Any]]) -> None:
+    """All three of a half step: of the pseudo update (paper's order), of the meta loss and of the real update.
+
+    Of micro-batches only the last one's pass sends. CovNet's gradient comes of another pass, and is sent after it.
+    """
+    for rank in found:
+        passes = {name: rank["overlapping"][name][0]["during"] for name in ranks.OVERLAPPING}
+        parameters = len(list(ranks.learner_of(ranks.Case()).network.model.parameters()))
+        assert passes["paper"] == [parameters, parameters, 0, parameters] * 2
+        assert passes["pipelined"] == [parameters, parameters, 0, parameters]  # no meta update at first
+        micro = passes["micro-batches"]
+        assert len(micro) > len(passes["paper"])
+        assert [sent for sent in micro if sent] == [parameters] * 6
+        for (state, later), name in ((rank["overlapping"][name], name) for name in ranks.OVERLAPPING):
+            worst = max(float((later[key] - value).abs().max()) for key, value in state["state"].items())
+            assert worst < 1e-12, name
+
+
+def predicted_bytes(case: ranks.Case, processes: int) -> tuple[float, float]:
     """The model of docs/distributed.md, for all half steps of a case in fp64."""
     size = 8
     learner = ranks.learner_of(case)
@@ -141,10 +176,12 @@ def predicted_bytes(case: ranks.Case) -> tuple[float, float]:
     late = sum(p.numel() for p in learner.network.late_parameters().values())
     covnet = sum(p.numel() for p in learner.source.parameters())
     options, steps = case.options, case.half_steps
-    pipelined, local = options["order"] == "pipelined", options["pseudo"] == "local"
+    order, local = options["order"], options["pseudo"] == "local"
+    pipelined = order == "pipelined"
     meta_steps = steps // options["interval"] - pipelined  # the last real update is not looked through yet
-    total = steps * size * every + meta_steps * size * (covnet + (1 if pipelined else 0 if local else 2) * late)
-    total += steps * 8 * 2 * ranks.WIDTH  # diagnostics
+    parts = [size * count for count in (every, late, covnet)]
+    total = steps * scaling.half_step_bytes(*parts, ranks.WIDTH, order, math.inf)  # without a meta update
+    total += meta_steps * scaling.half_step_bytes(0, *parts[1:], 0, order, 1, local)
     if options["sync_batch_norm"]:  # an early layer and a late one
         late_forward = size * 2 * ranks.WIDTH
         forward = 2 * late_forward
@@ -152,15 +189,19 @@ def predicted_bytes(case: ranks.Case) -> tuple[float, float]:
         total += steps * 2 * forward + meta_steps * 3 * late_forward
         if not pipelined:  # the pseudo gradient, and a forward pass on the meta batch
             total += meta_steps * (late_forward + forward)
-    statistics = ranks.CLASSES * (2 * ranks.WIDTH + 1) if case.source == "modulated" else 0
-    return total, steps * size * statistics
+    gathered = 0
+    if case.source == "modulated":  # features and labels of each rank, as many as the largest part has
+        halves = [half for images, *_ in ranks.batches(case) for half in images.tensor_split(2)]
+        gathered = sum(-(-len(half) // processes) for half in halves) * (size * ranks.WIDTH + 8)
+    return total, gathered
 
 
 def test_what_is_sent_is_what_the_documented_model_says(found: list[dict[str, Any]]) -> None:
     worst = 0.0
     for name, case in ranks.TRAFFIC.items():
+        model = predicted_bytes(case, len(found))
         for rank in found:
-            for measured, predicted in zip(rank["traffic"][name], predicted_bytes(case), strict=True):
+            for measured, predicted in zip(rank["traffic"][name], model, strict=True):
                 assert measured == pytest.approx(predicted, rel=0.05), name
                 worst = max(worst, abs(measured - predicted) / max(predicted, 1))
     print(f"{len(ranks.TRAFFIC)} cases, {len(found)} processes: bytes differ from the model by at most {worst:.1%}")

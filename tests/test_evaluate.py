@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from semaug import evaluate as module
 from semaug.data.images import Preprocessing
@@ -50,6 +52,10 @@ def naive_scores(probabilities, labels):
     }, {"class_accuracy": class_accuracy, "confusion": confusion}
 
 
+def entries(confusion):
+    return [[t, p, int(confusion[t, p])] for t, p in np.argwhere(confusion).tolist()]
+
+
 def naive_calibration_error(probabilities, labels, orders, bins=15):
     total = 0.0
     for b in range(bins):
@@ -79,7 +85,7 @@ def check_against_naive(probabilities, labels):
     scores = score(torch.tensor(probabilities), torch.tensor(labels))
     numbers, arrays = naive_scores(probabilities.astype(np.float64), labels)
     assert scores.numbers() == pytest.approx(numbers, abs=1e-5)
-    assert scores.confusion.tolist() == arrays["confusion"].tolist()
+    assert scores.confusion.tolist() == entries(arrays["confusion"])
     assert list(scores.class_accuracy) == pytest.approx(arrays["class_accuracy"])
 
 
@@ -96,7 +102,7 @@ def test_of_equal_probabilities_the_first_class_wins():
     scores = score(probabilities, torch.arange(8))
     assert scores.top1 == 1 / 8
     assert scores.top5 == 5 / 8
-    assert scores.confusion[:, 0].tolist() == [1] * 8
+    assert scores.confusion.tolist() == [[label, 0, 1] for label in range(8)]
 
 
 def test_classes_without_images_do_not_count_even_if_they_are_predicted():
@@ -137,6 +143,23 @@ def test_scoring_in_chunks_is_scoring_at_once(monkeypatch):
     in_chunks = score(probabilities, labels)
     assert in_chunks.numbers() == pytest.approx(at_once.numbers(), abs=1e-6)
     assert torch.equal(in_chunks.confusion, at_once.confusion)
+
+
+def test_scoring_makes_no_tensor_of_classes_by_classes():
+    class LargestMade(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            made = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self.numbers = max(self.numbers, *made, 0)
+            return result
+
+    probabilities, labels = torch.rand(30, 5000).softmax(1), torch.arange(30) * 100
+    with LargestMade() as largest:
+        scores = score(probabilities, labels)
+    assert largest.numbers <= probabilities.numel()
+    assert int(scores.confusion[:, 2].sum()) == 30
 
 
 @pytest.mark.parametrize(
@@ -233,7 +256,7 @@ def test_an_evaluation_is_right_whatever_the_batch_size(classifier, batch_size):
     numbers, arrays = naive_scores(expected_probabilities(samples), np.array(samples.labels))
     assert result.count == 50
     assert result.scores.numbers() == pytest.approx(numbers, abs=1e-5)
-    assert result.scores.confusion.tolist() == arrays["confusion"].tolist()
+    assert result.scores.confusion.tolist() == entries(arrays["confusion"])
     assert steps == [(min(50, done), 50) for done in range(batch_size, 50 + batch_size, batch_size)]
 
 

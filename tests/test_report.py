@@ -88,9 +88,9 @@ def make_evaluation(names: list[str], skill: float, per_class: int = 20) -> Eval
     neighbour = (labels + 1) % len(names)
     logits[torch.arange(len(labels)), neighbour] += 1.5
     scores = score(logits.softmax(1), labels)
-    errors = (scores.confusion - torch.diag(scores.confusion.diagonal())).nonzero().tolist()[:15]
-    pairs = tuple(ConfusedPair(names[t], names[p], int(scores.confusion[t, p]), 0.1) for t, p in errors)
-    mistakes = tuple(Mistake(f"test/{names[t]}/{t}", names[t], names[p], 0.9) for t, p in errors)
+    errors = [(t, p, n) for t, p, n in scores.confusion.tolist() if t != p][:15]
+    pairs = tuple(ConfusedPair(names[t], names[p], n, 0.1) for t, p, n in errors)
+    mistakes = tuple(Mistake(f"test/{names[t]}/{t}", names[t], names[p], 0.9) for t, p, _ in errors)
     return Evaluation(len(labels), tuple(names), scores, pairs, mistakes)
 
 

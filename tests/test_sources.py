@@ -12,6 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import references
 from semaug import (
@@ -154,6 +156,40 @@ def test_statistics_take_bf16_features_inside_autocast_in_fp32():
     with torch.autocast("cpu", torch.bfloat16):
         source.update(features, labels)
     np.testing.assert_allclose(source.covariance().numpy(), by_numpy(features, labels, "full"), rtol=1e-4, atol=1e-5)
+
+
+class LargestMade(TorchDispatchMode):
+    """Sees how many numbers the largest tensor has that operators make, apart from those that are there already."""
+
+    def __init__(self, *there: torch.Tensor) -> None:
+        super().__init__()
+        self.there = {tensor.data_ptr() for tensor in there}
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for made in tree_leaves(result):
+            if isinstance(made, torch.Tensor) and made.data_ptr() not in self.there:
+                self.numbers = max(self.numbers, made.numel())
+        return result
+
+
+def test_an_update_makes_no_tensor_of_the_size_of_the_statistics():
+    """Of 10 000 classes it looks at those in the batch."""
+    classes, dimensions = 10_000, 16
+    rng = np.random.default_rng(0)
+    features = torch.tensor(rng.normal(size=(50, dimensions)))
+    labels = torch.tensor(rng.choice([0, 17, 5000, 9999], size=50))
+    source = ClassCovariance(classes, dimensions).double()
+    for rows in (slice(20), slice(20, 50)):
+        with LargestMade(source.count, source.mean, source.deviation) as made:
+            source.update(features[rows], labels[rows])
+        assert made.numbers <= classes
+    for label in labels.unique():
+        expected = features[labels == label].numpy().var(0)
+        np.testing.assert_allclose(source.covariance()[label].numpy(), expected, rtol=1e-10)
+    assert float(source.count.sum()) == 50
+    assert int(source.deviation.any(1).sum()) == 4
 
 
 PROCESS = """

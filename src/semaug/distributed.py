@@ -5,7 +5,8 @@ to the bit on all ranks, so whatever is computed from them alone stays the same 
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -124,17 +125,118 @@ def summed(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The sum of each tensor over all ranks, in the tensor's memory layout; many small ones travel together."""
     if not is_running():
         return list(tensors)
-    sums = [torch.empty_like(tensor) for tensor in tensors]
-    sent = []
-    for places in _buckets(tensors):
-        flat = torch.cat([tensors[place].reshape(-1) for place in places])
-        traffic.reduced += flat.nbytes
-        sent.append((places, flat, dist.all_reduce(flat, async_op=True)))
-    for places, flat, work in sent:
-        if work is not None:
-            work.wait()
-        _put([sums[place] for place in places], flat)
-    return sums
+    total = _Sum(tensors)
+    for place, tensor in enumerate(tensors):
+        total.put(place, tensor)
+    return list(total.finished().values())
+
+
+def summed_gradients(
+    compute: Callable[[], Sequence[Tensor]], parameters: Sequence[Tensor], so_far: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """The gradients of `parameters` that `compute` finds by torch.autograd.grad, plus those `so_far`, of all ranks.
+
+    They are sent while the backward pass still runs: see :class:`_Sum`.
+    """
+    own = so_far if so_far is not None else [None] * len(parameters)
+    if not is_running():
+        return [_plus(a, b) for a, b in zip(own, compute(), strict=True)]
+    total = _Sum(parameters)
+
+    def watch(place: int, parameter: Tensor) -> Any:
+        return parameter.register_hook(lambda gradient: total.put(place, _plus(own[place], gradient)))
+
+    with _hooks(watch(place, parameter) for place, parameter in enumerate(parameters)):
+        gradients = compute()
+    for place, gradient in enumerate(gradients):  # those that no hook has seen: zeros of what is not in the graph
+        if not total.has(place):
+            total.put(place, _plus(own[place], gradient))
+    sums = total.finished()
+    return [sums[place] for place in range(len(parameters))]
+
+
+@contextmanager
+def summing_(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """After a backward pass inside, the `.grad` of `parameters` are the sums of those of all ranks, or still None.
+
+    They are sent while the backward pass still runs: see :class:`_Sum`.
+    """
+    if not is_running():
+        yield
+        return
+    total = _Sum(parameters)
+
+    def put(place: int) -> None:
+        gradient = parameters[place].grad
+        if gradient is not None and not total.has(place):
+            total.put(place, gradient)
+
+    def watch(place: int, parameter: Tensor) -> Any:
+        return parameter.register_post_accumulate_grad_hook(lambda _: put(place))
+
+    with _hooks(watch(place, parameter) for place, parameter in enumerate(parameters)):
+        yield
+    for place in range(len(parameters)):  # those that got nothing in this pass, but in another one before
+        put(place)
+    for place, gradient in total.finished().items():
+        parameters[place].grad = gradient
+
+
+class _Sum:
+    """The sum over all ranks of tensors that come one by one, each bucket sent as soon as it and those before are full.
+
+    `like` are tensors of the same sizes. Buckets are filled from the last tensor to the first, since that is how a
+    backward pass finds gradients, and are the same on all ranks whatever order the tensors come in. One that never
+    comes, here and on all other ranks, keeps those after it till the end.
+    """
+
+    def __init__(self, like: Sequence[Tensor]) -> None:
+        last = len(like) - 1
+        self._waiting = [[last - place for place in places] for places in _buckets(like[::-1])]
+        self._found: dict[int, Tensor] = {}
+        self._sent: list[tuple[list[int], Tensor, Any]] = []
+
+    def has(self, place: int) -> bool:
+        return place in self._found
+
+    def put(self, place: int, tensor: Tensor) -> None:
+        self._found[place] = tensor
+        while self._waiting and all(map(self.has, self._waiting[0])):
+            self._send(self._waiting.pop(0))
+
+    @torch.no_grad()
+    def finished(self) -> dict[int, Tensor]:
+        """The sums by place, in the order of places, of what has come."""
+        for places in self._waiting:
+            self._send([place for place in places if self.has(place)])
+        sums = {place: torch.empty_like(tensor) for place, tensor in sorted(self._found.items())}
+        for places, flat, work in self._sent:
+            if work is not None:
+                work.wait()
+            _put([sums[place] for place in places], flat)
+        return sums
+
+    @torch.no_grad()
+    def _send(self, places: list[int]) -> None:
+        if places:
+            flat = torch.cat([self._found[place].reshape(-1) for place in places])
+            traffic.reduced += flat.nbytes
+            self._sent.append((places, flat, dist.all_reduce(flat, async_op=True)))
+
+
+@contextmanager
+def _hooks(handles: Iterable[Any]) -> Iterator[None]:
+    """Remove hooks in the end."""
+    handles = list(handles)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _plus(first: Tensor | None, second: Tensor) -> Tensor:
+    return second if first is None else first + second
 
 
 @torch.no_grad()
@@ -171,6 +273,23 @@ def of_all(numbers: Sequence[int]) -> list[list[int]]:
     found = [torch.empty_like(own) for _ in range(world_size())]
     dist.all_gather(found, own)
     return [part.tolist() for part in found]
+
+
+@torch.no_grad()
+def rows_of_all(*tensors: Tensor) -> list[Tensor]:
+    """The rows of every rank, in the order of ranks, of tensors (N, …), where N may differ between ranks."""
+    if not is_running():
+        return list(tensors)
+    counts = [count for (count,) in of_all([len(tensors[0])])]
+    found = []
+    for tensor in tensors:
+        own = tensor.new_zeros(max(counts), *tensor.shape[1:])
+        own[: len(tensor)] = tensor
+        parts = [torch.empty_like(own) for _ in counts]
+        traffic.gathered += own.nbytes
+        dist.all_gather(parts, own)
+        found.append(torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]))
+    return found
 
 
 def gathered(value: Value) -> list[Value]:

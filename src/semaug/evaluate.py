@@ -1,5 +1,6 @@
 """How good a classifier is on a split: scores, the classes that it confuses, and its worst mistakes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -23,7 +24,7 @@ from semaug.runs import Classifier
 CALIBRATION_BINS = 15
 LISTED = 20  # confused pairs and mistakes that an evaluation keeps
 _TABLE_ROWS = 10
-_CHUNK = 4096  # rows that are scored at a time, as scoring needs several times their memory
+_CHUNK = 2**24  # probabilities that are looked at at a time, as that needs several times their memory
 _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
@@ -37,7 +38,7 @@ class Scores:
     cross_entropy: float
     calibration_error: float  # expected, L1, over 15 bins of confidence
     class_accuracy: tuple[float | None, ...]  # None: a class without images
-    confusion: Tensor  # (C, C) counts: row = true class, column = predicted class
+    confusion: Tensor  # (K, 3) whole numbers: true class, predicted class and how often, where that is not 0, in order
 
     def numbers(self) -> dict[str, float]:
         """The scores that are one number each."""
@@ -52,36 +53,53 @@ class Scores:
 
 def score(probabilities: Tensor, labels: Tensor) -> Scores:
     """Scores of class probabilities (N, C) against labels (N,)."""
-    from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
-
     _check(probabilities, labels)
-    count, classes = probabilities.shape
-    # under torch.distributed they would add up what every rank has in full
-    confusion_metric = MulticlassConfusionMatrix(classes, sync_on_compute=False)
-    calibration_metric = MulticlassCalibrationError(classes, n_bins=CALIBRATION_BINS, norm="l1", sync_on_compute=False)
-    hits, loss = 0, 0.0
-    for start in range(0, count, _CHUNK):
-        rows = probabilities[start : start + _CHUNK].detach().cpu().float().clamp(0, 1)
-        truth = labels[start : start + _CHUNK].detach().cpu().long()
-        confusion_metric.update(rows.argmax(1), truth)
-        # torchmetrics takes values above 1 for logits, and has an extra bin for 1: the last one is for numbers below
-        calibration_metric.update(rows.clamp(max=_BELOW_ONE), truth)
-        hits += int((_rank(rows, truth) < 5).sum())
-        true_probability = rows.gather(1, truth[:, None]).double().clamp(min=torch.finfo(torch.float32).tiny)
-        loss -= float(true_probability.log().sum())
-    confusion = confusion_metric.compute()
-    correct, images = confusion.diagonal().tolist(), confusion.sum(1).tolist()
-    # from the confusion matrix: torchmetrics' macro average counts a class without images as wrong once it is predicted
+    rows = max(1, _CHUNK // probabilities.shape[1])
+    chunks = zip(probabilities.split(rows), labels.split(rows), strict=True)
+    return _scores(torch.cat([_looked_at(*chunk) for chunk in chunks]), labels, probabilities.shape[1])
+
+
+def _looked_at(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """All that scores are made of, (N, 4) in fp64, which does not grow with the number of classes.
+
+    The class that is most probable, its probability (NaN where the network's output is no number), the place of the
+    true class, 0 for the most probable, and its probability.
+    """
+    rows, truth = probabilities.detach().cpu().float().clamp(0, 1), labels.detach().cpu().long()
+    predicted = rows.argmax(1)
+    confidence = rows.gather(1, predicted[:, None])[:, 0].where(
+        probabilities.detach().cpu().isfinite().all(1), math.nan
+    )
+    columns = [predicted, confidence, _rank(rows, truth), rows.gather(1, truth[:, None])[:, 0]]
+    return torch.stack([column.double() for column in columns], 1)
+
+
+def _scores(seen: Tensor, labels: Tensor, classes: int) -> Scores:
+    """Scores of what :func:`_looked_at` saw of all images."""
+    from torchmetrics.classification import BinaryCalibrationError
+
+    if seen.isnan().any():
+        raise UserError("the network's outputs are not finite numbers: its training has diverged")
+    count, labels = len(seen), labels.cpu().long()
+    predicted, confidence, rank, true_probability = seen[:, 0].long(), *seen[:, 1:].T
+    right = predicted == labels
+    # under torch.distributed it would add up what every rank has in full
+    calibration = BinaryCalibrationError(n_bins=CALIBRATION_BINS, norm="l1", sync_on_compute=False)
+    # torchmetrics takes values above 1 for logits, and has an extra bin for 1: the last one is for numbers below
+    calibration.update(confidence.float().clamp(max=_BELOW_ONE), right)
+    places, counts = torch.unique(labels * classes + predicted, return_counts=True)
+    images = torch.bincount(labels, minlength=classes).tolist()
+    correct = torch.bincount(labels[right], minlength=classes).tolist()
     class_accuracy = tuple(c / n if n else None for c, n in zip(correct, images, strict=True))
     present = [accuracy for accuracy in class_accuracy if accuracy is not None]
     return Scores(
         top1=sum(correct) / count,
-        top5=hits / count,
+        top5=int((rank < 5).sum()) / count,
         mean_class_accuracy=sum(present) / len(present),
-        cross_entropy=loss / count,
-        calibration_error=float(calibration_metric.compute()),
+        cross_entropy=-float(true_probability.clamp(min=torch.finfo(torch.float32).tiny).log().sum()) / count,
+        calibration_error=float(calibration.compute()),
         class_accuracy=class_accuracy,
-        confusion=confusion,
+        confusion=torch.stack([places // classes, places % classes, counts], 1),
     )
 
 
@@ -93,8 +111,6 @@ def _check(probabilities: Tensor, labels: Tensor) -> None:
         raise UserError("there are no images to evaluate")
     if classes < 2:
         raise UserError("there is nothing to evaluate with a single class")
-    if not probabilities.isfinite().all():
-        raise UserError("the network's outputs are not finite numbers: its training has diverged")
     if int(labels.min()) < 0 or int(labels.max()) >= classes:
         raise ValueError(f"labels must be from 0 to {classes - 1}")
 
@@ -138,9 +154,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """All of it in plain types; of the confusion matrix the entries that are not 0: [true, predicted, count]."""
-        matrix = self.scores.confusion
-        entries = [[*place, int(matrix[tuple(place)])] for place in matrix.nonzero().tolist()]
-        images = matrix.sum(1).tolist()
+        images = self._images()
         return {
             "count": self.count,
             **self.scores.numbers(),
@@ -148,10 +162,15 @@ class Evaluation:
                 {"name": name, "images": n, "accuracy": accuracy}
                 for name, n, accuracy in zip(self.classes, images, self.scores.class_accuracy, strict=True)
             ],
-            "confusion": entries,
+            "confusion": self.scores.confusion.tolist(),
             "most_confused": [vars(pair) for pair in self.confused],
             "worst_mistakes": [vars(mistake) for mistake in self.mistakes],
         }
+
+    def _images(self) -> list[int]:
+        """How many images each class has."""
+        true, _, counts = self.scores.confusion.T
+        return torch.zeros(len(self.classes), dtype=torch.long).index_add(0, true, counts).tolist()
 
     def table(self) -> Group:
         """Tables for a person: the scores, the worst classes, and the most confused pairs."""
@@ -171,7 +190,7 @@ class Evaluation:
         return table
 
     def _worst_classes(self) -> Table:
-        images = self.scores.confusion.sum(1).tolist()
+        images = self._images()
         known = [(accuracy, i) for i, accuracy in enumerate(self.scores.class_accuracy) if accuracy is not None]
         table = Table(title="worst classes")
         table.add_column("class")
@@ -219,8 +238,8 @@ def evaluate(
 
     The labels are indices of `data_classes`, which are matched with the classifier's by name; None: of the
     classifier's own. Images are decoded in threads (`samples.load` must bear that) while the network computes. In
-    memory are two batches of images, and the probabilities of all. Where there are several ranks, each looks at its
-    share of the images, and all have the result.
+    memory are two batches of images, and four numbers for each image, however many classes there are. Where there are
+    several ranks, each looks at its share of the images, and all have the result.
     """
     if batch_size < 1:
         raise UserError(f"the batch size must be at least 1, not {batch_size}")
@@ -229,20 +248,29 @@ def evaluate(
     labels = torch.as_tensor(samples.labels, dtype=torch.long)
     if data_classes is not None:
         labels = torch.tensor(match_classes(classifier.classes, data_classes))[labels]
-    probabilities = _probabilities(classifier, samples, batch_size, progress, workers)
-    scores = score(probabilities, labels)
+    if len(classifier.classes) < 2:
+        raise UserError("there is nothing to evaluate with a single class")
+    seen = _seen(classifier, samples, labels, batch_size, progress, workers)
+    scores = _scores(seen, labels, len(classifier.classes))
     return Evaluation(
         count=len(samples),
         classes=classifier.classes,
         scores=scores,
         confused=_confused_pairs(scores.confusion, classifier.classes),
-        mistakes=_worst_mistakes(probabilities, labels, samples, classifier.classes),
+        mistakes=_worst_mistakes(seen, labels, samples, classifier.classes),
     )
 
 
-def _probabilities(
-    classifier: Classifier, samples: Samples, batch_size: int, progress: Progress | None, workers: int | None
+def _seen(
+    classifier: Classifier,
+    samples: Samples,
+    labels: Tensor,
+    batch_size: int,
+    progress: Progress | None,
+    workers: int | None,
 ) -> Tensor:
+    """What :func:`_looked_at` sees of all images."""
+
     def decode(i: int) -> npt.NDArray[np.uint8]:
         try:
             return classifier.preprocessing.pixels(samples.load(i))
@@ -252,28 +280,27 @@ def _probabilities(
     workers = default_workers() if workers is None else max(1, workers)
     own = distributed.share(len(samples))
     images = in_order(decode, range(own.start, own.stop), workers, ahead=2 * batch_size)
-    probabilities = torch.zeros(len(samples), len(classifier.classes))
+    seen = torch.zeros(len(samples), 4, dtype=torch.float64)
     done = own.start
     while batch := list(islice(images, batch_size)):
-        probabilities[done : done + len(batch)] = classifier.probabilities(torch.from_numpy(np.stack(batch)))
+        rows = slice(done, done + len(batch))
+        seen[rows] = _looked_at(classifier.probabilities(torch.from_numpy(np.stack(batch))), labels[rows])
         done += len(batch)
         if progress is not None:
             progress(done - own.start, own.stop - own.start)
-    return distributed.summed([probabilities])[0]
+    return distributed.summed([seen])[0]
 
 
 def _confused_pairs(confusion: Tensor, classes: tuple[str, ...]) -> tuple[ConfusedPair, ...]:
-    errors = confusion - torch.diag(confusion.diagonal())
-    images = confusion.sum(1).tolist()
-    pairs = [(int(errors[t, p]), t, p) for t, p in errors.nonzero().tolist()]
-    pairs.sort(key=lambda pair: (-pair[0], pair[1], pair[2]))
-    return tuple(ConfusedPair(classes[t], classes[p], n, n / images[t]) for n, t, p in pairs[:LISTED])
+    true, predicted, counts = confusion.T
+    images = torch.zeros(len(classes), dtype=torch.long).index_add(0, true, counts)
+    errors = confusion[true != predicted]
+    first = errors[errors[:, 2].argsort(descending=True, stable=True)][:LISTED]  # of equals the first by class
+    return tuple(ConfusedPair(classes[t], classes[p], n, n / int(images[t])) for t, p, n in first.tolist())
 
 
-def _worst_mistakes(
-    probabilities: Tensor, labels: Tensor, samples: Samples, classes: tuple[str, ...]
-) -> tuple[Mistake, ...]:
-    confidence, predicted = probabilities.max(1)
+def _worst_mistakes(seen: Tensor, labels: Tensor, samples: Samples, classes: tuple[str, ...]) -> tuple[Mistake, ...]:
+    predicted, confidence = seen[:, 0].long(), seen[:, 1]
     wrong = (predicted != labels).nonzero().flatten()
     worst = wrong[confidence[wrong].argsort(descending=True, stable=True)][:LISTED]
     return tuple(

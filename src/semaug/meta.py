@@ -302,10 +302,10 @@ class LearnableAugmentation:
                 features, rest = self.network.forward_at(point, part.images, part.labels)
             loss = self._meta_loss(features, part.labels, *self.network.head_parameters(point))
             loss = part.share * (1.0 if local else part.weight) * (loss if rest is None else loss + rest)
-            total = _sum(total, self._gradients(loss, list(point.values()), retain=False))
+            send = not local and part is parts[-1]
+            total = self._add_gradients(total, loss, list(point.values()), send, retain=False)
             value = value + loss.detach()
-        gradients = total or []
-        return dict(zip(point, gradients if local else distributed.summed(gradients), strict=True)), value
+        return dict(zip(point, self._unscaled(total or []), strict=True)), value
 
     def _late_meta_update(self, last: _RealStep, parts: list[Part]) -> Metrics:
         """The meta update of the pipelined order: the last real update has been the pseudo update."""
@@ -329,7 +329,7 @@ class LearnableAugmentation:
     def real_update(self, parts: list[Part], keep: bool = False) -> Metrics:
         """One step of f's optimiser on the ISDA loss with the present θ_g; `keep` it for differentiation."""
         weight, bias = self._head()
-        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        trained = self._trained()
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
         for part in parts:
@@ -340,17 +340,15 @@ class LearnableAugmentation:
             covariance = self.source(widened(features.detach() if self.detach_real else features), part.labels)
             loss = self._isda(features, part.labels, weight, bias, covariance, self.strength)
             weight_of_part = part.share * part.weight
-            self._scaled(weight_of_part * self._with_rest(part, loss)).backward(inputs=trained)
+            with distributed.summing_(trained) if part is parts[-1] else nullcontext():
+                self._scaled(weight_of_part * self._with_rest(part, loss)).backward(inputs=trained)
             part.features = widened(features.detach())
             found = self._looked_at_part(part, loss.detach(), covariance)
             if part.tape is not None and part.tape.rest is not None:
                 found["rest_loss"] = part.tape.rest.detach()
                 part.tape.rest = None
             sums = {name: weight_of_part * value.double() + sums.get(name, 0) for name, value in found.items()}
-        moved = [parameter for parameter in trained if parameter.grad is not None]
-        gradients = distributed.summed([parameter.grad for parameter in moved if parameter.grad is not None])
-        for parameter, gradient in zip(moved, gradients, strict=True):
-            parameter.grad = gradient
+        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         factor = self._clip_(gradients)
@@ -449,6 +447,14 @@ class LearnableAugmentation:
     def _head(self) -> tuple[Tensor, Tensor | None]:
         return self.network.head_parameters({})
 
+    def _trained(self) -> list[Tensor]:
+        """What the optimiser moves, in the order of the network where that says what is sent first."""
+        owned = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        if not distributed.is_running():
+            return owned
+        place = {parameter: i for i, parameter in enumerate(self.network.model.parameters())}
+        return sorted(owned, key=lambda parameter: place.get(parameter, len(place)))
+
     def _late_parameters(self) -> dict[str, nn.Parameter]:
         owned = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
         return {name: parameter for name, parameter in self.network.late_parameters().items() if parameter in owned}
@@ -514,12 +520,11 @@ class LearnableAugmentation:
         for part in parts:
             loss = self._with_rest(part, loss_of(part, self._first_pass(part)))
             loss = part.share * (1.0 if local else part.weight) * loss
-            total = _sum(total, self._gradients(loss, parameters))
+            total = self._add_gradients(total, loss, parameters, send=not local and part is parts[-1])
             value = value + loss.detach()
             if part.share < 1.0 and part.tape is not None:
                 part.tape.rest = None  # its graph is that of the late part, and there will be another
-        gradients = total or []
-        return gradients if local else distributed.summed(gradients), value
+        return self._unscaled(total or []), value
 
     def _with_rest(self, part: Part, loss: Tensor) -> Tensor:
         """The head's loss and, of a composite model, the rest."""
@@ -606,11 +611,20 @@ class LearnableAugmentation:
     def _scaled(self, value: Tensor) -> Tensor:
         return value if self.scaler is None else self.scaler.scale(value)
 
-    def _gradients(self, loss: Tensor, parameters: Sequence[Tensor], retain: bool = True) -> list[Tensor]:
-        gradients = torch.autograd.grad(self._scaled(loss), parameters, retain_graph=retain, materialize_grads=True)
-        if self.scaler is None:
-            return list(gradients)
-        return list(torch._foreach_div(gradients, self._scaled(torch.ones_like(loss))))
+    def _add_gradients(
+        self, total: list[Tensor] | None, loss: Tensor, parameters: Sequence[Tensor], send: bool, retain: bool = True
+    ) -> list[Tensor]:
+        """The gradient of a loss, as the scaler scales it, added to `total`; if to `send`, the sum over all ranks."""
+
+        def compute() -> Sequence[Tensor]:
+            return torch.autograd.grad(self._scaled(loss), parameters, retain_graph=retain, materialize_grads=True)
+
+        return distributed.summed_gradients(compute, parameters, total) if send else _sum(total, list(compute()))
+
+    def _unscaled(self, gradients: list[Tensor]) -> list[Tensor]:
+        if self.scaler is None or not gradients:
+            return gradients
+        return list(torch._foreach_div(gradients, self._scaled(torch.ones((), device=gradients[0].device))))
 
     def _clip_(self, gradients: list[Tensor]) -> Tensor | float:
         """Scale the gradients in place to a norm of at most ``clip_norm``; returns the factor."""

@@ -16,7 +16,6 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.nn import functional as F
 
 from semaug import distributed
@@ -57,17 +56,24 @@ Statistics = tuple[Tensor, Tensor, Tensor]
 
 def class_statistics(features: Tensor, labels: Tensor, classes: int, full: bool = False) -> Statistics:
     """Counts, means and summed squared deviations (or outer products of them) of each class in a batch."""
-    count = features.new_zeros(classes).index_add(0, labels, features.new_ones(labels.shape))
-    total = features.new_zeros(classes, features.shape[1]).index_add(0, labels, features)
-    mean = total / count.clamp_min(1)[:, None]
+    count = _added(features.new_ones(labels.shape), labels, classes)
+    mean = _added(features, labels, classes) / count.clamp_min(1)[:, None]
     deviation = features - mean[labels]
     if not full:
-        return count, mean, torch.zeros_like(mean).index_add(0, labels, deviation.square())
+        return count, mean, _added(deviation.square(), labels, classes)
     scatter = features.new_zeros(classes, features.shape[1], features.shape[1])
     for label in sorted(set(labels.tolist())):
         members = deviation[labels == label]
         scatter[label] = members.T @ members
     return count, mean, scatter
+
+
+def _added(values: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The sum of the values (N, …) of each class, (C, …); the same to the bit wherever it is computed."""
+    total = values.new_zeros(classes, *values.shape[1:])
+    if values.is_cuda:  # where index_add adds in any order, and this in that of samples
+        return total.index_put_((labels,), values, accumulate=True)
+    return total.index_add_(0, labels, values)
 
 
 def merge_statistics(first: Statistics, second: Statistics) -> Statistics:
@@ -86,7 +92,8 @@ class ClassCovariance(Source):
     """ISDA: the covariance of all features seen of the sample's class, updated online and exact under any batching.
 
     ``form`` is ``"diagonal"`` or, for small D, ``"full"``. Counts, means and covariances are buffers and thus part of
-    the state dict. When ``torch.distributed`` runs, each ``update`` takes in the batches of all processes.
+    the state dict. An ``update`` reads and writes the rows of the classes in the batch alone. When
+    ``torch.distributed`` runs, it takes in the batches of all processes, as one batch in the order of ranks.
     """
 
     count: Tensor
@@ -114,10 +121,19 @@ class ClassCovariance(Source):
                 f"need features (N, {self.feature_dim}) and labels (N,), not {tuple(features.shape)} and "
                 f"{tuple(labels.shape)}"
             )
+        features, labels = distributed.rows_of_all(features, labels)
+        if self.form == "full":
+            present, places = labels.unique(return_inverse=True)
+            rows = len(present)
+        else:  # a row for each sample, so that the host need not know how many classes there are
+            present, places, rows = labels, _first_of_its_class(labels, self.num_classes), len(labels)
         with full_precision(features):
-            batch = class_statistics(features.to(self.mean.dtype), labels, self.num_classes, self.form == "full")
-        for statistics in _of_all_processes(batch):
-            self.merge(statistics)
+            batch = class_statistics(features.to(self.mean.dtype), places, rows, self.form == "full")
+        if self.form != "full":
+            batch = batch[0][places], batch[1][places], batch[2][places]
+        seen = self.count[present], self.mean[present], self.deviation[present]
+        for buffer, value in zip((self.count, self.mean, self.deviation), merge_statistics(seen, batch), strict=True):
+            buffer[present] = value  # the same for all samples of a class
 
     @torch.no_grad()
     def merge(self, other: "ClassCovariance | Statistics") -> None:
@@ -146,17 +162,11 @@ class ClassCovariance(Source):
         return f"num_classes={self.num_classes}, feature_dim={self.feature_dim}, form={self.form!r}"
 
 
-def _of_all_processes(statistics: Statistics) -> list[Statistics]:
-    """The statistics of this process, or those of every process in rank order when several run."""
-    if not distributed.is_running():
-        return [statistics]
-    gathered = []
-    for part in statistics:
-        parts = [torch.empty_like(part) for _ in range(distributed.world_size())]
-        dist.all_gather(parts, part.contiguous())
-        distributed.traffic.gathered += part.nbytes
-        gathered.append(parts)
-    return [cast(Statistics, entry) for entry in zip(*gathered, strict=True)]
+def _first_of_its_class(labels: Tensor, classes: int) -> Tensor:
+    """For each sample of a batch (N,) the place of the first one of its class."""
+    places = torch.arange(len(labels), device=labels.device)
+    first = places.new_full((classes,), len(labels)).scatter_reduce(0, labels, places, "amin")
+    return first[labels]
 
 
 class Perceptron(nn.Module):

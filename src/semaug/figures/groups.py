@@ -2,17 +2,15 @@
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from semaug.errors import UserError
 from semaug.files import read_json
 from semaug.formulas import original
 
-Counts = npt.NDArray[np.int64]
+Counts = Counter[tuple[int, int]]  # of pairs of classes, the first one first
 SMALLEST = 4  # classes with the same last word that make a group worth showing
 MOST = 8  # classes that colours and shapes tell apart
 
@@ -48,15 +46,25 @@ def table_groups(file: Path, classes: Sequence[str]) -> dict[str, list[int]]:
     return groups
 
 
-def confusion_counts(runs: Sequence[Path], classes: int) -> Counts:
-    """How many images of each class (row) were taken for each other (column), summed over the runs' evaluations."""
-    counts = np.zeros((classes, classes), dtype=np.int64)
+def confusion_counts(runs: Sequence[Path]) -> Counts:
+    """How many images of two classes were taken for the other one, summed over the runs' evaluations."""
+    counts: Counts = Counter()
     for run in runs:
         if (run / "evaluation.json").is_file():
             for true, predicted, count in read_json(run / "evaluation.json").get("confusion", []):
                 if true != predicted:
-                    counts[true, predicted] += count
+                    counts[_pair(true, predicted)] += count
     return counts
+
+
+def _pair(first: int, second: int) -> tuple[int, int]:
+    return min(first, second), max(first, second)
+
+
+def _within(counts: Counts, among: Sequence[int]) -> Counts:
+    """The counts of pairs of which both are among these."""
+    members = set(among)
+    return Counter({pair: count for pair, count in counts.items() if members.issuperset(pair)})
 
 
 def most_confused(counts: Counts, among: Sequence[int], size: int) -> list[int]:
@@ -65,16 +73,14 @@ def most_confused(counts: Counts, among: Sequence[int], size: int) -> list[int]:
     It starts with the most confused pair and adds the class that is confused most with those chosen; where nothing is
     confused, the first classes.
     """
-    left = list(among)
-    both = counts + counts.T
+    left = sorted(among)
     chosen: list[int] = []
     if len(left) >= 2 and size >= 2:
-        pairs = [(int(both[a, b]), -a, -b) for i, a in enumerate(left) for b in left[i + 1 :]]
-        _, a, b = max(pairs)
-        chosen = [-a, -b]
+        pairs = _within(counts, left) or Counter([(left[0], left[1])])
+        chosen = list(min((-count, pair) for pair, count in pairs.items())[1])
         left = [c for c in left if c not in chosen]
     while left and len(chosen) < size:
-        best = max(left, key=lambda c: (int(both[c, chosen].sum()), -c))
+        best = max(left, key=lambda c: (sum(counts[_pair(c, other)] for other in chosen), -c))
         chosen.append(best)
         left.remove(best)
     return sorted(chosen)
@@ -97,7 +103,7 @@ def choose_group(
     """
     if not 2 <= max_classes <= MOST:
         raise UserError(f"a figure can tell 2 to {MOST} classes apart, not {max_classes}")
-    counts = confusion_counts(runs, len(classes))
+    counts = confusion_counts(runs)
     found = name_groups(classes) if groups is None else table_groups(groups, classes)
     found = {name: members for name, members in found.items() if len(members) >= 2}
     how = "whose names end alike" if groups is None else f"of the same group in {groups.name}"
@@ -114,9 +120,9 @@ def choose_group(
                 raise UserError(f"{groups} has no group of two or more classes")
             size = min(max_classes, 6)
             return "most confused", most_confused(counts, range(len(classes)), size), "most confused with each other"
-        name, members = max(
-            worth.items(), key=lambda item: (len(item[1]), int(counts[np.ix_(item[1], item[1])].sum()), item[0])
-        )
+        largest = max(map(len, worth.values()))
+        worth = {name: members for name, members in worth.items() if len(members) == largest}
+        name, members = max(worth.items(), key=lambda item: (_within(counts, item[1]).total(), item[0]))
     if len(members) > max_classes:
         how += f" ({max_classes} of {len(members)}, the most confused)"
         members = most_confused(counts, members, max_classes)

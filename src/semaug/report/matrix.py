@@ -8,6 +8,7 @@ from semaug.report.reading import ReportedRun, number
 EDGES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)  # shares at which the shade changes
 NAMED = 40  # classes up to which rows and columns have names, and cells their counts
 NAME_ROOM = 200  # for the name of a class
+WIDEST = 2000  # pixels: with more classes than that, cells of at least a pixel overlap
 _MARGIN = 14
 
 
@@ -50,7 +51,8 @@ def confusion_matrix(run: ReportedRun) -> Matrix | None:
     entries = [entry for entry in run.evaluation.get("confusion") or [] if _is_entry(entry, len(names))]
     if not entries:
         return None
-    cell = max(18.0, 100 / len(names)) if len(names) <= NAMED else max(600 / len(names), 1.0)
+    cell = max(18.0, 100 / len(names)) if len(names) <= NAMED else max(600 / len(names), min(1.0, WIDEST / len(names)))
+    drawn = max(cell, 1.0)
     images: dict[int, float] = {}
     for true, _, count in entries:
         images[true] = images.get(true, 0) + count
@@ -60,7 +62,7 @@ def confusion_matrix(run: ReportedRun) -> Matrix | None:
         share = count / images[true]
         level = next(i for i, edge in enumerate(EDGES) if share <= edge + 1e-9)
         kind = "right" if true == predicted else "wrong"
-        path = f"M{predicted * cell:.2f} {true * cell:.2f}h{cell:.2f}v{cell:.2f}h-{cell:.2f}z"
+        path = f"M{predicted * cell:.2f} {true * cell:.2f}h{drawn:.2f}v{drawn:.2f}h-{drawn:.2f}z"
         paths.setdefault((kind, level), []).append(path)
         if len(names) <= NAMED:
             counts.append(Count((predicted + 0.5) * cell, (true + 0.5) * cell, f"{count}", level >= 3))
@@ -85,5 +87,5 @@ def _ticks(names: list[str], cell: float) -> tuple[list[Tick], float]:
     if len(names) <= NAMED:
         texts = [shortened(name, NAME_ROOM) for name in names]
         return [Tick((i + 0.5) * cell, text) for i, text in enumerate(texts)], 10 + max(map(text_width, texts))
-    step = next(step for step in (20, 50, 100, 200, 500, 1000, 5000) if len(names) / step <= 12)
+    step = next(step for step in (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000) if len(names) / step <= 12)
     return [Tick((i - 0.5) * cell, str(i)) for i in range(step, len(names) + 1, step)], 38
