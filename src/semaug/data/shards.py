@@ -12,6 +12,7 @@ import io
 import os
 import random
 import tarfile
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -226,10 +227,10 @@ class ShardedImages:
     shard: npt.NDArray[np.int64]  # of each image
     table: Table
     digest: str
-    labels: tuple[int, ...] = field(init=False)
+    labels: "array[int]" = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", tuple(self.table[:, 2].tolist()))
+        object.__setattr__(self, "labels", array("q", self.table[:, 2].tobytes()))
 
     def __len__(self) -> int:
         return len(self.table)
