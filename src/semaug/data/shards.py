@@ -246,7 +246,10 @@ class ShardedImages:
 
     def _bytes(self, i: int, column: int) -> bytes:
         offset, size = self.table[i, column : column + 2].tolist()
-        return os.pread(_opened(self.files[self.shard[i]], os.getpid()).fileno(), size, offset)
+        file = _opened(
+            self.files[self.shard[i]], os.getpid()
+        )  # held here, as another thread may put it out of the cache
+        return os.pread(file.fileno(), size, offset)
 
 
 @lru_cache(maxsize=64)
