@@ -4,7 +4,7 @@ A folder holds `train-000000.tar` and so on, and `shards.json`: classes, and siz
 `000000012` of a split is the members `000000012.jpg` (the bytes of the original file), `000000012.cls` (the index of
 its class) and `000000012.txt` (its name). Beside each tar file lies a table of where they are, so that any image can be
 read at once: a data set in shards is read as every other one is. Images are shuffled when they are written, so that
-reading one shard after the other meets all classes.
+reading one shard after the other meets all classes; training meets them so (`stream.py`).
 """
 
 import hashlib
@@ -252,7 +252,7 @@ class ShardedImages:
         return os.pread(file.fileno(), size, offset)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _opened(file: Path, process: int) -> BinaryIO:
     """A shard, kept open; each process has its own."""
     try:
