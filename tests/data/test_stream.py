@@ -1,7 +1,10 @@
 """Images that are decoded ahead of who asks: their order, and what comes out."""
 
 import os
+import re
 import signal
+import time
+import tracemalloc
 from collections.abc import Iterator
 from itertools import islice
 from multiprocessing import active_children
@@ -137,6 +140,7 @@ def test_the_first_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert not active_children()
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at processes in /proc")
 def test_a_signal_to_the_processes_does_not_end_them_and_killing_one_is_told(packed: Samples) -> None:
     stream = streamed(packed, SETTINGS, torch.arange(90).repeat(40).split(30), 2)
     next(stream)
@@ -144,6 +148,7 @@ def test_a_signal_to_the_processes_does_not_end_them_and_killing_one_is_told(pac
     assert len(workers) == 2
     for worker in workers:
         assert worker.pid is not None
+        wait_until_deaf(worker.pid)
         os.kill(worker.pid, signal.SIGINT)
         os.kill(worker.pid, signal.SIGTERM)
     assert sum(map(len, islice(stream, 20))) == 600
@@ -153,9 +158,61 @@ def test_a_signal_to_the_processes_does_not_end_them_and_killing_one_is_told(pac
         list(stream)
 
 
+def wait_until_deaf(process: int) -> None:
+    """Until a worker that was just started ignores SIGTERM."""
+    end = time.monotonic() + 60
+    while True:
+        ignored = re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{process}/status").read_text())
+        if ignored is not None and int(ignored[1], 16) >> (signal.SIGTERM - 1) & 1:
+            return
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_process_that_hangs_is_not_waited_for(packed: Samples, tmp_path: Path) -> None:
+    """Its disk does not answer, say."""
+
+    class Slow:
+        labels = packed.labels
+
+        def __len__(self) -> int:
+            return len(packed)
+
+        def load(self, i: int) -> Image.Image:
+            if i == 16:
+                (tmp_path / "reached").touch()
+                time.sleep(600)
+            return packed.load(i)
+
+        name, fingerprint = packed.name, packed.fingerprint
+
+    stream = streamed(Slow(), SETTINGS, torch.arange(90).split(16), 2)
+    next(stream)
+    while not (tmp_path / "reached").exists():
+        time.sleep(0.01)
+    stream.close()
+    assert not active_children()
+
+
 def test_processes_end_when_nobody_asks_any_more(packed: Samples) -> None:
     stream = streamed(packed, SETTINGS, torch.arange(90).split(30), 2)
     next(stream)
     assert active_children()
     stream.close()
     assert not active_children()
+
+
+def test_a_split_of_many_images_holds_no_object_for_each() -> None:
+    """At 8 bytes a number; a Python int, and the place in a tuple that points to it, would be 40."""
+    count = 100_000
+    table, shard = np.zeros((count, 5), np.int64), np.arange(count) // 1000
+    table[:, 2] = np.arange(count) % 1000
+    files = tuple(Path(f"{i}.tar") for i in range(100))
+    chosen = list(range(0, count, 2))
+    tracemalloc.start()
+    whole = ShardedImages(files, shard, table, "")
+    part = subset(whole, chosen)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert list(part.labels[:3]) == [0, 2, 4]
+    assert held < 8 * count + 20 * len(chosen)  # arrays grow by an eighth more than they need

@@ -20,6 +20,7 @@ from semaug.interrupt import SIGNALS
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 CHUNK = 16  # images that a process is given at once
+PATIENCE = 0.5  # seconds between two looks at whether all is to end
 
 
 def each(function: Callable[[int], Result], count: int, workers: int) -> Generator[Result, None, None]:
@@ -34,7 +35,8 @@ def in_turn(
 
     So many `chunks` of `CHUNK` items are given out at once, and another when all of the first was asked for. Whoever
     stops asking, by an exception or a signal, waits for the items that are in work and no further ones. A process that
-    hears a signal ends at once; one that hears none goes on until it is told, or until who asked has ended.
+    hears a signal ends at once; one that hears none goes on until it is told, or until who asked has ended, and its
+    results should be small: it may be ended in the midst of handing one over.
     """
     if workers < 1:
         yield from map(function, items)
@@ -51,6 +53,7 @@ def in_turn(
                 return
             yield from given.popleft().result()
     except BrokenProcessPool as error:
+        ended.set()  # for those that do not hear the signal by which the pool ends them
         raise UserError(
             "a process that reads images was ended, by a lack of memory perhaps; try --workers 1"
         ) from error
@@ -84,14 +87,16 @@ def _start(function: Callable[[Any], Any], ended: Event, hear_signals: bool) -> 
             signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # what was there before is not looked through, which would copy it into every worker
     _work = function, ended
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(None if hear_signals else ended,), daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """Workers wait for work for ever, even where nobody is left to give any."""
+def _end_with_parent(ended: Event | None) -> None:
+    """Workers wait for work for ever, even where nobody is left to give any; those without signals, until all ends."""
     parent = parent_process()
     assert parent is not None
-    wait([parent.sentinel])
+    while not wait([parent.sentinel], None if ended is None else PATIENCE):
+        if ended is not None and ended.is_set():
+            break
     os._exit(1)
 
 
