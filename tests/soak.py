@@ -245,10 +245,12 @@ class Phase:
     options: tuple[str, ...] = ()
 
 
+STREAM = ("--images-on", "stream", "--workers", "2")
 PHASES = {
     "decoding": Phase("semaug.data.images", "Preprocessing.pixels", 20),
     "decoding in two processes": Phase("semaug.data.images", "Preprocessing.pixels", 20, ("--workers", "2")),
     "training": Phase("semaug.meta", "LearnableAugmentation.step", 3),
+    "training on a stream": Phase("semaug.meta", "LearnableAugmentation.step", 3, STREAM),
     "validation": Phase("semaug.data.images", "Preprocessing.evaluation_input", 2),
     "the last evaluation": Phase("semaug.runs", "Classifier.probabilities", 2),
     "choosing pictures": Phase("semaug.report.pictures", "data_uri", 2),

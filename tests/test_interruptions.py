@@ -216,6 +216,7 @@ def on_more(photos: Path, run: Path) -> list[str]:
 
 WHERE = {  # what the sentence says besides the signal
     "training": " in epoch 1 after step 3 of 4, which is saved",
+    "training on a stream": " in epoch 1 after step 3 of 4, which is saved",
     "validation": " in epoch 1 after step 4 of 4, which is saved",
 }
 
@@ -245,9 +246,10 @@ def test_in_each_phase_a_signal_is_heard_before_anything_else_is_begun(
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_workers_do_not_outlive_training_that_is_killed(more_photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("phase", ["decoding in two processes", "training on a stream"])
+def test_workers_do_not_outlive_training_that_is_killed(more_photos: Path, tmp_path: Path, phase: str) -> None:
     command = on_more(more_photos, tmp_path / "run")
-    process = soak.watch(command, soak.PHASES["decoding in two processes"], tmp_path / "watched")
+    process = soak.watch(command, soak.PHASES[phase], tmp_path / "watched", holds=phase == "training on a stream")
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(workers) == 2
     process.kill()
@@ -307,6 +309,18 @@ def test_a_signal_to_all_while_workers_decode_gives_one_sentence(photos: Path, t
     assert process.returncode == 130
     assert said.strip().splitlines()[-1] == "semaug: stopped by SIGINT; the same command goes on from there"
     assert "Traceback" not in said
+
+
+def test_a_signal_to_all_while_workers_stream_is_saved(more_photos: Path, more_whole: Path, tmp_path: Path) -> None:
+    command = on_more(more_photos, tmp_path / "run")
+    process = soak.watch(command, soak.PHASES["training on a stream"], tmp_path / "watched", holds=True)
+    os.killpg(process.pid, signal.SIGTERM)  # as Slurm does; the workers hear it too
+    _, said = process.communicate(timeout=60)
+    sentence = f"semaug: stopped by SIGTERM{WHERE['training']}; the same command goes on from there"
+    assert said.strip().splitlines()[-1] == sentence
+    assert "Traceback" not in said
+    assert main(command) == 0
+    assert soak.differences(tmp_path / "run", more_whole) == []
 
 
 def test_an_ignored_signal_stays_ignored_and_handlers_come_back(

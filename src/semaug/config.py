@@ -97,17 +97,19 @@ class TrainConfig:
     compile: bool = False
     """Speed up the network's forward and backward pass by torch.compile; the first steps then take minutes."""
     workers: int = 2
-    """Processes that decode images when the cache is built."""
+    """Processes that decode images: when the cache is built, or all the time with --images-on stream (for each process
+    that torchrun starts)."""
     cache: Path | None = Path("~/.cache/semaug")
     """Folder of decoded images, shared by runs; --cache None keeps them in memory only."""
     on_bad_image: Literal["stop", "skip"] = "stop"
     """Images that cannot be read are listed before training starts. stop: train only when there are none; skip: go on
-    without them."""
+    without them. With --images-on stream they are looked for with skip alone; otherwise the first one ends training."""
     track: Literal["tensorboard", "wandb"] | None = None
     """Show settings, metrics of each epoch and the final evaluation in TensorBoard (OUTPUT/tensorboard) or Weights &
     Biases too; a run that goes on, goes on there. Needs pip install 'semaug[tensorboard]' or 'semaug[wandb]'."""
-    images_on: Literal["gpu", "ram"] | None = None
-    """Where decoded images lie during training: on the GPU if they take less than half of its memory."""
+    images_on: Literal["gpu", "ram", "stream"] | None = None
+    """Where decoded images lie during training: on the GPU if they take less than half of its memory. stream: nowhere;
+    they are decoded again in every epoch, just ahead of the step, for data that is larger than memory or disk."""
 
     def filled(self) -> "TrainConfig":
         """The same configuration with every default made explicit."""

@@ -245,7 +245,7 @@ def evaluate(
         raise UserError(f"the batch size must be at least 1, not {batch_size}")
     if len(samples) == 0:
         raise UserError("there are no images to evaluate")
-    labels = torch.as_tensor(samples.labels, dtype=torch.long)
+    labels = torch.from_numpy(np.array(samples.labels, dtype=np.int64))
     if data_classes is not None:
         labels = torch.tensor(match_classes(classifier.classes, data_classes))[labels]
     if len(classifier.classes) < 2:

@@ -6,13 +6,15 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
@@ -26,7 +28,9 @@ from semaug.config import TrainConfig, given
 from semaug.data.images import Preprocessing, decoded
 from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
+from semaug.data.room import check_room
 from semaug.data.samples import DataSet, Samples
+from semaug.data.stream import shards_of, streamed, streaming_order
 from semaug.errors import UserError
 from semaug.evaluate import evaluate
 from semaug.files import leftovers, read_json, write_atomically, write_json
@@ -42,6 +46,7 @@ from semaug.tracking import check_installed, make_tracker
 
 LOOK_EVERY = 50  # steps between two looks at their numbers
 OVERFLOWS_ALLOWED = 20  # steps in a row without a finite loss in fp16, where the scaler leaves them out
+MUCH_WAITING = 0.1  # share of the first epoch, for images that are decoded when they are needed
 GRADIENT = "gradient_norm"  # looked at, but no metric
 LEARNING_BY = 2  # epochs with augmentation after which a CovNet should have moved …
 LITTLE_DRIFT = 1e-3  # … by this share of its size,
@@ -81,8 +86,10 @@ class _Run:
         self.device = torch.device(device or given(config.device))
         self.writes = distributed.rank() == 0
         self.preprocessing = Preprocessing(given(config.resize), given(config.crop), config.shape)
+        self.streams = config.images_on == "stream"
         self.progress = Progress(quiet=not self.writes)
         self.stop = Stop()
+        self.waited = 0.0  # seconds, for images
         self.overflows = 0  # in fp16, one after the other
         self.start: dict[str, Any] | None = None  # the state in the beginning, until there is a checkpoint
 
@@ -116,8 +123,8 @@ class _Run:
             self.tracker.close()
         return folder
 
-    def _read(self) -> tuple[DataSet, dict[str, Samples], tuple[Tensor, Tensor]]:
-        """The data, its splits, and pixels and labels of the validation split."""
+    def _read(self) -> tuple[DataSet, dict[str, Samples], tuple[Tensor | Samples, Tensor]]:
+        """The data, its splits, and images and labels of the validation split."""
         config = self.config
         with self.progress.task(f"fetching {config.data}", 0) as advance:
             data = read_data(config.data, config.data_root, download=config.download, progress=advance)
@@ -126,16 +133,18 @@ class _Run:
         splits = training_splits(data, config.select, config.val_per_class, config.val_fraction, config.seed)
         splits = self._readable(splits, data)
         self._describe(data, splits)
-        self.pixels = self._decode(splits["train"], "train")
-        self.labels = torch.tensor(splits["train"].labels, device=self.device)
+        self.images = self._decode(splits["train"], "train")
+        self.labels = _numbers(splits["train"].labels).to(self.device)
         self.trained, self.held_out = _for_training(splits["train"].labels, config)
+        shards = shards_of(splits["train"])
+        self.shards = None if shards is None else shards[self.trained]
         smallest = len(self.trained) // _batch_count(len(self.trained), 2 * self.batch_size)
         if smallest // 2 < distributed.world_size():
             raise UserError(
                 f"halves of {smallest // 2} images are too small for {distributed.world_size()} processes, each of "
                 "which needs one; give a larger --batch-size, or start fewer"
             )
-        return data, splits, (self._decode(splits["val"], "val"), torch.tensor(splits["val"].labels))
+        return data, splits, (self._decode(splits["val"], "val"), _numbers(splits["val"].labels))
 
     def _set_up(self, data: DataSet) -> None:
         """Optimisers and learner, in the state in which training starts."""
@@ -210,10 +219,16 @@ class _Run:
     def _readable(self, splits: dict[str, Samples], data: DataSet) -> dict[str, Samples]:
         config, cache = self.config, self.config.cache.expanduser() if self.config.cache is not None else None
         listing = self.folder / "bad_images.json" if self.writes else None
+        if not self.streams:
+            told = check_room(splits, self.preprocessing, cache)
+            if told is not None:
+                self.progress.say(told)
+        elif config.on_bad_image == "stop":  # where the first that cannot be read ends training, when it is its turn
+            return splits
         with self.progress.task("reading images", 0) as advance:
             found, told = readable_splits(
                 splits, data.classes, self.preprocessing, config.on_bad_image,
-                cache=cache, workers=config.workers, progress=advance, listing=listing,
+                cache=cache, workers=config.workers, progress=advance, listing=listing, keep=not self.streams,
             )  # fmt: skip
         if told is not None:
             self.progress.say(told)
@@ -237,7 +252,10 @@ class _Run:
             raise UserError(str(error)) from error
         return model.to(memory_format=torch.channels_last) if self.device.type == "cuda" else model
 
-    def _decode(self, samples: Samples, split: str) -> Tensor:
+    def _decode(self, samples: Samples, split: str) -> Tensor | Samples:
+        """All pixels of a split, or the split itself where they are decoded when they are needed."""
+        if self.streams:
+            return samples
         cache = self.config.cache.expanduser() if self.config.cache is not None else None
         with self.progress.task(f"decoding {split}", len(samples)) as advance:
             pixels = decoded(samples, self.preprocessing, cache, self.config.workers, advance)
@@ -257,6 +275,13 @@ class _Run:
             reason = str(error).strip().partition("\n")[0]
             told = f"the checkpoint in {self.folder} does not fit this run ({reason})"
             raise UserError(told, on_all_ranks=True) from error
+        had = (state["within"] or {}).get("images", len(self.trained))
+        if had != len(self.trained):
+            raise UserError(
+                f"{self.folder} was left within an epoch of {had} training images, and now there are "
+                f"{len(self.trained)}; give it the images that it had, or choose another --output",
+                on_all_ranks=True,
+            )
         within = f", step {state['within']['step']} of epoch {state['epoch'] + 1}" if state["within"] else ""
         self.progress.say(f"going on after epoch {state['epoch']} of {self.epochs}{within}")
         return state
@@ -295,8 +320,9 @@ class _Run:
 
     # -- one epoch ----------------------------------------------------------------------------------------------------
 
-    def _epoch(self, state: dict[str, Any], held_out: tuple[Tensor, Tensor]) -> None:
+    def _epoch(self, state: dict[str, Any], held_out: tuple[Tensor | Samples, Tensor]) -> None:
         """Train and validate for what is left of an epoch, and save; `state` becomes that after it."""
+        self.waited = 0.0
         self._train_epoch(state)
         self._average_buffers()
         started, within, epoch = time.perf_counter(), state["within"], state["epoch"] + 1
@@ -318,6 +344,10 @@ class _Run:
         self.progress.epoch(row, self.epochs)
         if odd is not None:
             self.progress.say(f"warning: after epoch {epoch} {odd}")
+        if self.waited > MUCH_WAITING * row["seconds"] and epoch == 1:
+            self.progress.say(
+                f"{self.waited / row['seconds']:.0%} of epoch 1 was spent waiting for images; try more --workers"
+            )
 
     def _train_epoch(self, state: dict[str, Any]) -> None:
         """The steps that are left of an epoch, with a look at their numbers every `LOOK_EVERY`: the device waits then.
@@ -326,10 +356,11 @@ class _Run:
         and what was before it is saved.
         """
         total = _batch_count(len(self.trained), 2 * self.batch_size)
-        within = state["within"] = state["within"] or _beginning()
-        with self.progress.task(f"epoch {state['epoch'] + 1}/{self.epochs}", total) as advance:
+        within = state["within"] = state["within"] or _beginning(len(self.trained))
+        what = f"epoch {state['epoch'] + 1}/{self.epochs}"
+        with self.progress.task(what, total) as advance, self._inputs_left(state) as inputs:
             while within["step"] < total:
-                numbers = self._steps(state, min(total, within["step"] + LOOK_EVERY))
+                numbers = self._steps(state, inputs, min(total, within["step"] + LOOK_EVERY))
                 bad = self._first_bad(numbers, total)
                 if bad is not None:
                     self._broke_down(within["step"] - len(numbers) + bad, numbers[bad], total)
@@ -337,24 +368,21 @@ class _Run:
                 advance(within["step"], total)
                 self._stop_if_asked(state, total)
 
-    def _steps(self, state: dict[str, Any], end: int) -> list[dict[str, float]]:
+    def _steps(self, state: dict[str, Any], inputs: "Iterator[_Inputs]", end: int) -> list[dict[str, float]]:
         """The steps of an epoch from where `state` is to `end`, or until asked to stop; returns their numbers."""
         epoch, within, started = state["epoch"], state["within"], time.perf_counter()
-        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + epoch)
-        batches = list(_batches(len(self.trained), 2 * self.batch_size, generator))
-        if "generator" in within:
-            generator.set_state(within["generator"])
+        total = _batch_count(len(self.trained), 2 * self.batch_size)
         self.learner.set_progress(epoch / self.epochs)
         self.model.train()
         found = []
         for i in range(within["step"], end):
-            within["lr"] = self._set_learning_rates(epoch + i / len(batches))
-            found.append(self._step(*self._inputs(self.trained[batches[i]], generator)))
+            within["lr"] = self._set_learning_rates(epoch + i / total)
+            batch, within["generator"] = next(inputs)
+            found.append(self._step(*batch))
             if self._asked_to_stop() is not None:
                 break
         numbers = _fetched(found)
         within["step"] += len(found)
-        within["generator"] = generator.get_state()
         within["seconds"] += time.perf_counter() - started
         return numbers
 
@@ -388,8 +416,9 @@ class _Run:
         content = self._last_checkpoint() if self.start is None else distributed.from_first(self.start)
         assert content is not None
         state = self._take_up(content)
-        state["within"] = state["within"] or _beginning()
-        _add_up(state["within"], self._steps(state, step))
+        state["within"] = state["within"] or _beginning(len(self.trained))
+        with self._inputs_left(state) as inputs:
+            _add_up(state["within"], self._steps(state, inputs, step))
         self._save(state)
         name = next(name for name, value in numbers.items() if not math.isfinite(value))
         raise UserError(
@@ -412,24 +441,77 @@ class _Run:
         message = f"stopped by {name} in epoch {state['epoch'] + 1} after {where}, which is saved"
         raise Interrupted(asked, message)
 
-    def _inputs(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+    # -- what a step is made on ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _inputs_left(self, state: dict[str, Any]) -> "Iterator[Iterator[_Inputs]]":
+        """For each step that is left of an epoch its inputs, and the state of the generator after them."""
+        plans, ahead = tee(self._plans(state["epoch"], state["within"]))
+        places = (part.places[part.rows] for plan in ahead for part in plan.parts)
+        with closing(self._pixels(self.images, places)) as pixels:
+            yield ((self._inputs(plan, pixels), plan.after) for plan in plans)
+
+    def _pixels(self, images: Tensor | Samples, parts: Iterable[Tensor]) -> Generator[Tensor, None, None]:
+        """The pixels of the images at these places, on the device; how long they were waited for is added up."""
+        if isinstance(images, Tensor):
+            for part in parts:
+                yield images[part.to(images.device)].to(self.device)
+            return
+        on_gpu = self.device.type == "cuda"
+        with closing(streamed(images, self.preprocessing, parts, self.config.workers, pinned=on_gpu)) as found:
+            while True:
+                started = time.perf_counter()
+                pixels = next(found, None)
+                self.waited += time.perf_counter() - started
+                if pixels is None:
+                    return
+                yield pixels.to(self.device, non_blocking=on_gpu)
+
+    def _plans(self, epoch: int, within: dict[str, Any]) -> "Iterator[_Plan]":
+        """What is drawn for each step that is left of an epoch, from the seed alone."""
+        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + epoch)
+        count = len(self.trained)
+        if self.shards is None:
+            order = torch.randperm(count, generator=generator)
+        else:
+            order = streaming_order(self.shards, generator)
+        if "generator" in within:
+            generator.set_state(within["generator"])
+        batches = order.tensor_split(_batch_count(count, 2 * self.batch_size))
+        for batch in batches[within["step"] :]:
+            yield self._plan(self.trained[batch], generator)
+
+    def _plan(self, places: Tensor, generator: torch.Generator) -> "_Plan":
+        """Random numbers are drawn for the whole batch, of all ranks, whatever this rank needs of it."""
+        every = torch.arange(len(places))
+        rows, meta_rows = (distributed.shard(every, meta=meta) for meta in (False, True))
+        plain = self._meta_images != "randaugment" and self.transforms == (None, None, None)
+        draw = self.preprocessing.draw_crops
+        parts = [_Part(places, rows if plain else every, *draw(len(places), generator))]
+        seed = None if plain else int(torch.randint(2**62, (), generator=generator))
+        if self._meta_images == "held-out":
+            drawn = self.held_out[torch.randint(len(self.held_out), places.shape, generator=generator)]
+            parts.append(_Part(drawn, meta_rows, *draw(len(places), generator)))
+        return _Plan(parts, rows, meta_rows, seed, generator.get_state())
+
+    @property
+    def _meta_images(self) -> str:
+        learnable = self.config.method.removeprefix("p2p+") == "learnable"
+        return self.config.augmentation.meta_images if learnable else "half"
+
+    def _inputs(self, plan: "_Plan", pixels: Iterator[Tensor]) -> tuple[Tensor, ...]:
         """Images and labels of a batch and, where the meta loss has a batch of its own, that of the meta loss.
 
-        `indices` are those of all ranks, and what is returned is this rank's part. Random numbers are drawn for the
-        whole batch; where a method changes images by more than crop and flip, the whole batch is made.
+        What is returned is this rank's part. Where a method changes images by more than crop and flip, the whole batch
+        is made.
         """
         on_crops, on_images, on_batch = self.transforms
-        every = torch.arange(len(indices))
-        rows, meta_rows = (distributed.shard(every, meta=meta) for meta in (False, True))
-        of_meta = self.config.augmentation.meta_images
-        if self.config.method.removeprefix("p2p+") != "learnable":
-            of_meta = "half"
-        plain = of_meta != "randaugment" and self.transforms == (None, None, None)
-        crops, targets = self._crops(indices, generator, rows if plain else every)
-        if plain:
+        of_meta = self._meta_images
+        crops, targets = self._crops(plan.parts[0], next(pixels))
+        if plan.seed is None:
             images = self.preprocessing.normalised(crops)
         else:
-            with _drawing_from(generator):
+            with _drawing_from(plan.seed):
                 images = self.preprocessing.normalised(crops if on_crops is None else on_crops(crops))
                 if on_images is not None:
                     images = on_images(images)
@@ -438,21 +520,18 @@ class _Run:
                 if of_meta == "randaugment":  # the halves change places, and look otherwise
                     first, second = (half.tensor_split(2) for half in (crops, targets))
                     meta_crops, meta_targets = rand_augment(torch.cat(first[::-1])), torch.cat(second[::-1])
-        batch = (images, targets) if plain else _rows((images, targets), rows)
+        batch = (images, targets) if plan.seed is None else _rows((images, targets), plan.rows)
         if of_meta == "half":
             return batch
         if of_meta == "held-out":
-            drawn = self.held_out[torch.randint(len(self.held_out), indices.shape, generator=generator)]
-            meta_crops, meta_targets = self._crops(drawn, generator, meta_rows)
+            meta_crops, meta_targets = self._crops(plan.parts[1], next(pixels))
         else:
-            meta_crops, meta_targets = _rows((meta_crops, meta_targets), meta_rows)
+            meta_crops, meta_targets = _rows((meta_crops, meta_targets), plan.meta_rows)
         return *batch, self.preprocessing.normalised(meta_crops), meta_targets
 
-    def _crops(self, indices: Tensor, generator: torch.Generator, rows: Tensor) -> tuple[Tensor, Tensor]:
-        own = indices[rows]
-        pixels = self.pixels[own.to(self.pixels.device)].to(self.device)
-        crops = self.preprocessing.training_crops(pixels, generator, rows, len(indices))
-        return crops, self.labels[own.to(self.labels.device)]
+    def _crops(self, part: "_Part", pixels: Tensor) -> tuple[Tensor, Tensor]:
+        crops = self.preprocessing.cropped(pixels, part.corners[:, part.rows], part.flipped[part.rows])
+        return crops, self.labels[part.places[part.rows].to(self.labels.device)]
 
     def _set_learning_rates(self, epoch: float) -> float:
         """Cosine decay after a linear warm-up, the same shape for f and CovNet."""
@@ -472,21 +551,22 @@ class _Run:
         return self.average.module if self.average is not None else self.model
 
     @torch.inference_mode()
-    def _validate(self, state: dict[str, Any], pixels: Tensor, labels: Tensor) -> dict[str, float]:
+    def _validate(self, state: dict[str, Any], images: Tensor | Samples, labels: Tensor) -> dict[str, float]:
         """Accuracy and loss on the validation split, of which each rank looks at its share."""
         model = self._evaluated().eval()
         own = distributed.share(len(labels))
         right = loss = torch.zeros((), dtype=torch.float64)
         self._stop_if_asked(state, state["within"]["step"])
-        chunks = zip(pixels[own].split(2 * self.batch_size), labels[own].split(2 * self.batch_size), strict=True)
-        for chunk, truth in chunks if own.stop > own.start else ():
-            if not distributed.is_running():  # several would have to agree, and not all have as many chunks
-                self._stop_if_asked(state, state["within"]["step"])
-            inputs = self.preprocessing.evaluation_input(chunk.to(self.device))
-            with self.learner._autocast():
-                logits = model(inputs).float().cpu()
-            right = right + (logits.argmax(1) == truth).double().sum()
-            loss = loss + nn.functional.cross_entropy(logits, truth, reduction="none").double().sum()
+        parts = torch.arange(own.start, own.stop).split(2 * self.batch_size) if own.stop > own.start else ()
+        with closing(self._pixels(images, parts)) as pixels:
+            for part in parts:
+                if not distributed.is_running():  # several would have to agree, and not all have as many chunks
+                    self._stop_if_asked(state, state["within"]["step"])
+                inputs, truth = self.preprocessing.evaluation_input(next(pixels)), labels[part]
+                with self.learner._autocast():
+                    logits = model(inputs).float().cpu()
+                right = right + (logits.argmax(1) == truth).double().sum()
+                loss = loss + nn.functional.cross_entropy(logits, truth, reduction="none").double().sum()
         right, loss = distributed.summed([right, loss])
         return {
             "val_top1": round(float(right) / len(labels), 6),
@@ -553,16 +633,44 @@ class _Run:
         self.progress.say(f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch} by validation)")
 
 
-def _beginning() -> dict[str, Any]:
-    """Where an epoch is before its first step."""
-    return {"step": 0, "seconds": 0.0, "lr": 0.0, "sums": {}, "counts": {}}
+_Inputs = tuple[tuple[Tensor, ...], Tensor]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Images of a batch of all ranks, by their places in the training split, and how they are cropped."""
+
+    places: Tensor
+    rows: Tensor  # those that this rank needs
+    corners: Tensor
+    flipped: Tensor
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is drawn for a step: the batch and, where it is held out, that of the meta loss."""
+
+    parts: list[_Part]
+    rows: Tensor  # this rank's
+    meta_rows: Tensor
+    seed: int | None  # of what changes images by more than crop and flip
+    after: Tensor  # the state of the generator
+
+
+def _beginning(images: int) -> dict[str, Any]:
+    """Where an epoch of so many images is before its first step."""
+    return {"step": 0, "seconds": 0.0, "lr": 0.0, "sums": {}, "counts": {}, "images": images}
+
+
+def _numbers(labels: Sequence[int]) -> Tensor:
+    return torch.from_numpy(np.array(labels, dtype=np.int64))
 
 
 @contextmanager
-def _drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """Inside, the CPU's random numbers follow from `generator` alone, whatever has been drawn before."""
+def _drawing_from(seed: int) -> Iterator[None]:
+    """Inside, the CPU's random numbers follow from the seed alone, whatever has been drawn before."""
     before = torch.get_rng_state()
-    torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
@@ -694,11 +802,6 @@ def _for_training(labels: Sequence[int], config: TrainConfig) -> tuple[Tensor, T
     held_out = sorted(i for label, members in by_class.items() for i in members[: counts[label]])
     kept = sorted(i for label, members in by_class.items() for i in members[counts[label] :])
     return torch.tensor(kept), torch.tensor(held_out)
-
-
-def _batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Every index once, in random order, in batches of about `size` that differ by at most one image."""
-    yield from torch.randperm(count, generator=generator).tensor_split(_batch_count(count, size))
 
 
 def _batch_count(count: int, size: int) -> int:

@@ -211,3 +211,19 @@ def test_an_image_that_is_damaged_inside_is_named(photos: Path, packed: Path) ->
 def test_members_have_no_owner_and_no_date(packed: Path) -> None:
     with tarfile.open(packed / "train-000000.tar") as archive:
         assert {(member.uid, member.gid, member.mtime, member.uname) for member in archive} == {(0, 0, 0, "")}
+
+
+def test_a_shard_that_leaves_the_cache_of_open_files_is_still_read(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it happens where threads read more shards than are kept open."""
+    samples = read_shards(packed).splits["train"]
+    expected = [samples.name(i) for i in range(len(samples))]
+    read = os.pread
+
+    def pread(file: int, size: int, offset: int) -> bytes:
+        shards._opened.cache_clear()
+        return read(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert [samples.name(i) for i in range(len(samples))] == expected

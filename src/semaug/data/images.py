@@ -77,23 +77,25 @@ class Preprocessing:
         """Centre crops of uint8 (N, resize, resize, 3), normalised: (N, 3, crop, crop)."""
         return self.normalised(self.evaluation_crops(pixels))
 
-    def training_crops(
-        self, pixels: Tensor, generator: torch.Generator, rows: Tensor | slice = slice(None), total: int | None = None
-    ) -> Tensor:
+    def training_crops(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Random crops, half of them flipped, of uint8 (N, resize, resize, 3): uint8 (N, 3, crop, crop).
 
-        The random numbers come from a CPU generator, so that they do not depend on the device. Where the pixels are
-        some `rows` of a batch of `total` images, numbers are drawn for all of it, and do not depend on the rows.
+        The random numbers come from a CPU generator, so that they do not depend on the device.
         """
-        count, room = pixels.shape[0], self.resize - self.crop + 1
-        total = count if total is None else total
-        corner = torch.randint(room, (2, total), generator=generator)[:, rows]
-        flip = (torch.rand(total, generator=generator) < 0.5)[rows]
+        return self.cropped(pixels, *self.draw_crops(len(pixels), generator))
+
+    def draw_crops(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Where to crop so many images, and which to flip: corners (2, count), and a bool for each."""
+        corners = torch.randint(self.resize - self.crop + 1, (2, count), generator=generator)
+        return corners, torch.rand(count, generator=generator) < 0.5
+
+    def cropped(self, pixels: Tensor, corners: Tensor, flipped: Tensor) -> Tensor:
+        """Those crops of uint8 (N, resize, resize, 3): uint8 (N, 3, crop, crop)."""
         along = torch.arange(self.crop)
-        rows = corner[0, :, None] + along
-        columns = corner[1, :, None] + torch.where(flip[:, None], along.flip(0), along)
+        rows = corners[0, :, None] + along
+        columns = corners[1, :, None] + torch.where(flipped[:, None], along.flip(0), along)
         rows, columns = rows.to(pixels.device, non_blocking=True), columns.to(pixels.device, non_blocking=True)
-        samples = torch.arange(count, device=pixels.device)
+        samples = torch.arange(len(pixels), device=pixels.device)
         return pixels[samples[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
     def normalised(self, crops: Tensor) -> Tensor:
@@ -207,7 +209,7 @@ def decode(
 ) -> Unreadable:
     """Decode all images of a split, into `pixels` if given; returns those that cannot be read."""
     unreadable: Unreadable = {}
-    for i, image in enumerate(each(partial(_pixels_or_reason, samples, preprocessing), len(samples), workers)):
+    for i, image in enumerate(each(partial(pixels_or_reason, samples, preprocessing), len(samples), workers)):
         if isinstance(image, str):
             unreadable[i] = image
         elif pixels is not None:
@@ -217,7 +219,8 @@ def decode(
     return unreadable
 
 
-def _pixels_or_reason(samples: Samples, preprocessing: Preprocessing, i: int) -> npt.NDArray[np.uint8] | str:
+def pixels_or_reason(samples: Samples, preprocessing: Preprocessing, i: int) -> npt.NDArray[np.uint8] | str:
+    """The pixels of an image of a split, or why it cannot be read."""
     try:
         return preprocessing.pixels(samples.load(i))
     except Exception as error:  # of whatever kind: the others are still to be looked at

@@ -16,6 +16,7 @@ from semaug.data.images import (
     decode_into_cache,
 )
 from semaug.data.samples import ImageFiles, Samples, Subset, subset
+from semaug.data.shards import ShardedImages
 from semaug.errors import UserError
 from semaug.files import write_json
 
@@ -32,12 +33,13 @@ def readable_splits(
     workers: int = 0,
     progress: Progress | None = None,
     listing: Path | None = None,
+    keep: bool = True,
 ) -> tuple[dict[str, Samples], str | None]:
     """The splits without the images that cannot be read, and a sentence about these; None if there are none.
 
     With "stop" such images are a :class:`UserError`, and with "skip" they are where a class loses all of its training
     images or a split all it has. All of them are listed in the file `listing`. What is decoded is kept in the cache
-    for training, except for the test split.
+    for training, except for the test split, and unless `keep` is False.
     """
     parts = _distinct(splits.values())
     total, done = sum(map(len, parts)), 0
@@ -48,8 +50,8 @@ def readable_splits(
             if progress is not None:
                 progress(before + here, total)
 
-        keep = any(part is samples for split, part in splits.items() if split != "test")
-        faults[id(samples)] = _unreadable(samples, preprocessing, cache, keep, workers, advance)
+        kept = keep and any(part is samples for split, part in splits.items() if split != "test")
+        faults[id(samples)] = _unreadable(samples, preprocessing, cache, kept, workers, advance)
         done += len(samples)
     names = [(samples.name(i), why) for samples in parts for i, why in faults[id(samples)].items()]
     if listing is not None:
@@ -99,7 +101,7 @@ def _unreadable(
 def _are_files(samples: Samples) -> bool:
     while isinstance(samples, Subset):
         samples = samples.whole
-    return isinstance(samples, ImageFiles)
+    return isinstance(samples, ImageFiles | ShardedImages)
 
 
 def _without(samples: Samples, unreadable: Unreadable) -> Samples:

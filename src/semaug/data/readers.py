@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from semaug.data.annotations import (
     SPLIT_NAMES,
     Splits,
@@ -97,22 +99,24 @@ def split_validation(samples: Samples, per_class: int | None, fraction: float, s
         raise UserError(f"the number of validation images per class must not be negative ({per_class})")
     if per_class is None and not 0 <= fraction < 1:
         raise UserError(f"the fraction of validation images must be at least 0 and below 1, not {fraction}")
-    members: dict[int, list[int]] = {}
-    for i, label in enumerate(samples.labels):
-        members.setdefault(label, []).append(i)
 
-    def rank(i: int) -> bytes:
+    def digest(i: int) -> bytes:
         return hashlib.sha256(f"{seed}\0{samples.name(i).replace(os.sep, '/')}".encode()).digest()
 
-    validation: set[int] = set()
-    for indices in members.values():
+    # one after the other, as names may lie far apart in shards
+    digests = np.fromiter(map(digest, range(len(samples))), dtype="S32", count=len(samples))
+    labels = np.array(samples.labels, dtype=np.int64)
+    validation = np.zeros(len(samples), dtype=bool)
+    by_class = labels.argsort(kind="stable")
+    for members in np.split(by_class, np.flatnonzero(np.diff(labels[by_class])) + 1):
         if per_class is not None:
             wanted = per_class
         else:
-            wanted = max(int(fraction * len(indices) + 0.5), 1 if fraction > 0 else 0)
-        validation.update(sorted(indices, key=rank)[: min(wanted, len(indices) - 1)])
-    training = [i for i in range(len(samples)) if i not in validation]
-    return subset(samples, training), subset(samples, sorted(validation))
+            wanted = max(int(fraction * len(members) + 0.5), 1 if fraction > 0 else 0)
+        drawn = members[digests[members].argsort(kind="stable")]
+        validation[drawn[: max(0, min(wanted, len(members) - 1))]] = True
+    training, held_out = (np.flatnonzero(part).tolist() for part in (~validation, validation))
+    return subset(samples, training), subset(samples, held_out)
 
 
 # --------------------------------------------------------------------------------------------------- image folders
@@ -404,6 +408,8 @@ def _read_known(
 ) -> DataSet:
     folders = [root / folder for folder in known.folders]
     for folder in folders:
+        if folder != root and holds_shards(folder):
+            return read_shards(folder)
         if known.recognise(folder):
             return known.read(folder)
     # Its folder is there but is not recognised: reading it says what it lacks.

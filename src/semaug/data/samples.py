@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -209,19 +210,19 @@ def embedded_birds(
 
 def subset(samples: Samples, indices: Sequence[int]) -> "Subset":
     """The images of `samples` at `indices`, in that order."""
-    return Subset(samples, tuple(indices))
+    return Subset(samples, array("q", indices))
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Some of the images of a split."""
+    """Some of the images of a split. There may be millions: their numbers are in arrays, 8 bytes each."""
 
     whole: Samples
-    indices: tuple[int, ...]
-    labels: tuple[int, ...] = field(init=False)
+    indices: "array[int]"
+    labels: "array[int]" = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", tuple(self.whole.labels[i] for i in self.indices))
+        object.__setattr__(self, "labels", array("q", (self.whole.labels[i] for i in self.indices)))
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -233,4 +234,4 @@ class Subset:
         return self.whole.name(self.indices[i])
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.whole.fingerprint()}{self.indices}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.whole.fingerprint()}{tuple(self.indices)}".encode()).hexdigest()

@@ -4,7 +4,7 @@ A folder holds `train-000000.tar` and so on, and `shards.json`: classes, and siz
 `000000012` of a split is the members `000000012.jpg` (the bytes of the original file), `000000012.cls` (the index of
 its class) and `000000012.txt` (its name). Beside each tar file lies a table of where they are, so that any image can be
 read at once: a data set in shards is read as every other one is. Images are shuffled when they are written, so that
-reading one shard after the other meets all classes.
+reading one shard after the other meets all classes; training meets them so (`stream.py`).
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import io
 import os
 import random
 import tarfile
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -226,10 +227,10 @@ class ShardedImages:
     shard: npt.NDArray[np.int64]  # of each image
     table: Table
     digest: str
-    labels: tuple[int, ...] = field(init=False)
+    labels: "array[int]" = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", tuple(self.table[:, 2].tolist()))
+        object.__setattr__(self, "labels", array("q", self.table[:, 2].tobytes()))
 
     def __len__(self) -> int:
         return len(self.table)
@@ -245,10 +246,13 @@ class ShardedImages:
 
     def _bytes(self, i: int, column: int) -> bytes:
         offset, size = self.table[i, column : column + 2].tolist()
-        return os.pread(_opened(self.files[self.shard[i]], os.getpid()).fileno(), size, offset)
+        file = _opened(
+            self.files[self.shard[i]], os.getpid()
+        )  # held here, as another thread may put it out of the cache
+        return os.pread(file.fileno(), size, offset)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _opened(file: Path, process: int) -> BinaryIO:
     """A shard, kept open; each process has its own."""
     try:

@@ -12,6 +12,10 @@ trained with crops of random size: expect figures below the paper's for every me
 | ResNet-50  | 76.4  | 76.7 | 77.4      |
 | ResNeXt-50 | 77.5  | 78.1 | 78.7      |
 
+**How it is started.** ImageNet is read in shards, and its images are decoded when they are needed (`--images-on
+stream`): decoded, they would take 250 GB. `docs/distributed.md`, "More images than memory", has the commands, also that
+of a cell under torchrun.
+
 **Expected time at full scale.** The paper gives none. 120 epochs of 1.28 million images are 154 million images for each
 of the 6 runs of one seed; `semaug bench --model resnet50 --pixels 224` tells the time per image on a machine.
 """

@@ -1,0 +1,131 @@
+"""What does it cost to decode images in every epoch? Training on a stream against training on decoded images.
+
+    python benchmarks/streaming.py --model resnet18 --workers 1
+
+Writes JPEG files like photos (500 × 375 pixels, about 110 kB) into a temporary folder, measures how fast they are
+decoded and resized in so many processes, and then lets the same training steps take turns on decoded images and on a
+stream. The figures to look at are the ratio, the share of the time in which the step waited for images, and the CPU
+time of the training process, which other programs on the machine change least. With `--threads` the network leaves
+cores to the processes that decode, as a GPU does.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from semaug import methods
+from semaug.data.images import Preprocessing, decoded
+from semaug.data.samples import ImageFiles
+from semaug.data.stream import streamed
+from semaug.models import build_model
+
+CLASSES = 100
+WARM_UP = 3  # steps, of each turn
+
+
+def write_photos(folder: Path, count: int) -> ImageFiles:
+    """Coloured noise of all scales, which JPEG files of such a size hold too."""
+    generator = np.random.default_rng(0)
+    files = []
+    for i in range(count):
+        picture = np.zeros((375, 500, 3))
+        for scale in (1, 4, 16, 64, 256):
+            coarse = generator.normal(0, 8 * scale**0.4, (-(-375 // scale), -(-500 // scale), 3))
+            picture += coarse.repeat(scale, 0).repeat(scale, 1)[:375, :500]
+        files.append(folder / f"{i}.jpg")
+        Image.fromarray((picture + 128).clip(0, 255).astype(np.uint8)).save(files[-1], quality=94)
+    return ImageFiles(folder, tuple(files), tuple(i % CLASSES for i in range(count)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--model", default="resnet18")
+    parser.add_argument("--resize", type=int, default=256)
+    parser.add_argument("--crop", type=int, default=224)
+    parser.add_argument("--half", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=10, help="steps per turn")
+    parser.add_argument("--turns", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    preprocessing, size = Preprocessing(args.resize, args.crop, "aspect"), 2 * args.half
+
+    model = build_model(args.model, CLASSES, args.crop).to(device)
+    learner = methods.make_learner(
+        "basic",
+        methods.Augmentation(strength=1.0),
+        model,
+        torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9),
+        label_smoothing=0.0,
+        clip_norm=None,
+        autocast=torch.bfloat16 if device.type == "cuda" else None,
+        scaler=None,
+    )
+    generator = torch.Generator().manual_seed(0)
+
+    def places(steps: int) -> Iterator[Tensor]:
+        for _ in range(steps):
+            yield torch.randint(args.images, (size,), generator=generator)
+
+    with tempfile.TemporaryDirectory() as folder:
+        samples = write_photos(Path(folder), args.images)
+        bytes_each = sum(file.stat().st_size for file in samples.files) / args.images
+        for workers in sorted({0, 1, args.workers}):
+            rates = []
+            for _ in range(args.turns):
+                start = time.perf_counter()
+                count = sum(map(len, streamed(samples, preprocessing, torch.arange(args.images).split(size), workers)))
+                rates.append(count / (time.perf_counter() - start))
+            print(f"decoding alone, {workers} processes: {statistics.median(rates):.0f} images/s", flush=True)
+        everything = decoded(samples, preprocessing, None).to(device)
+        labels = torch.tensor(samples.labels, device=device)
+
+        def on_decoded() -> Iterator[Tensor]:
+            return (everything[part.to(device)] for part in places(WARM_UP + args.steps))
+
+        def turn(batches: Iterator[Tensor]) -> tuple[float, float, float]:
+            """Images per second, the share of the time spent waiting, and this process's CPU time per image."""
+            for step in range(WARM_UP + args.steps):
+                if step == WARM_UP:
+                    if device.type == "cuda":
+                        torch.cuda.synchronize()
+                    start, busy, waited = time.perf_counter(), time.process_time(), 0.0
+                asked = time.perf_counter()
+                pixels = next(batches).to(device)
+                waited = waited + time.perf_counter() - asked if step >= WARM_UP else 0.0
+                crops = preprocessing.training_crops(pixels, generator)
+                learner.step(preprocessing.normalised(crops), labels[:size])
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            taken = time.perf_counter() - start
+            images = size * args.steps
+            return images / taken, waited / taken, (time.process_time() - busy) / images
+
+        found: dict[str, list[tuple[float, float, float]]] = {"decoded": [], "stream": []}
+        for _ in range(args.turns):
+            found["decoded"].append(turn(on_decoded()))
+            parts = places(WARM_UP + args.steps)
+            with closing(streamed(samples, preprocessing, parts, args.workers)) as stream:
+                found["stream"].append(turn(stream))
+    (plain, _, own), (rate, waiting, other) = (map(statistics.median, zip(*found[name], strict=True)) for name in found)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {args.threads} threads"
+    print(f"{args.model}, {args.resize} → {args.crop} px, JPEG of {bytes_each / 1e3:.0f} kB, {size} images, on {where}")
+    print(f"decoded {plain:.1f}/s, stream with {args.workers} processes {rate:.1f}/s, ratio {rate / plain:.3f}")
+    print(f"waiting for images: {waiting:.1%} of the time")
+    print(f"CPU time of the training process, an image: {1e3 * own:.1f} and {1e3 * other:.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
