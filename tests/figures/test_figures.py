@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import warnings
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,6 +20,7 @@ from semaug.data.samples import embedded_birds
 from semaug.errors import UserError
 from semaug.figures import Figure, augmentations, confusions, destruction_chart, diagnostics, neighbours, tsne
 from semaug.figures.augmented import kept_share
+from semaug.figures.drawing import Panel, scatter
 from semaug.figures.embedding import _turned, plane, quality
 from semaug.figures.looking import choose, look, run_samples
 from semaug.figures.nearest import nearest_each
@@ -404,3 +406,15 @@ def test_names_stay_text(runs: Runs, tmp_path: Path) -> None:
         assert "<script>alert" not in figure.html
         assert "<b>isda" not in figure.html
         assert figure.html.count("<script>") == 1
+
+
+def test_letters_that_the_font_lacks_are_told_in_one_sentence() -> None:
+    panel = Panel("日本", "", np.zeros((2, 2)), [0, 1], [0, 1], [False, False])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        scatter([panel], ["ウグイス", "ウソ"])
+    [warning] = told
+    assert re.fullmatch(
+        "semaug: the pictures show boxes for [日本ウグイスソ]{7}, which their font lacks; the pages do not",
+        str(warning.message),
+    )

@@ -1,8 +1,11 @@
 """Drawing with matplotlib: colours, markers, and pictures as PNG and SVG, the same on every run."""
 
 import io
+import re
 import textwrap
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,7 +51,8 @@ def files(figure: "Canvas", vector: bool = True) -> tuple[bytes, str | None]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
-    with matplotlib.rc_context({"svg.hashsalt": "semaug", "svg.fonttype": "path", "path.simplify": True}):
+    settings = {"svg.hashsalt": "semaug", "svg.fonttype": "path", "path.simplify": True}
+    with matplotlib.rc_context(settings), _missing_letters_told_once():
         raster = io.BytesIO()
         if not vector:
             figure.savefig(raster, format="png", metadata={"Software": None})
@@ -58,6 +62,26 @@ def files(figure: "Canvas", vector: bool = True) -> tuple[bytes, str | None]:
         metadata = {"Date": None, "Creator": None}
         figure.savefig(drawn, format="svg", metadata=metadata, bbox_inches="tight", pad_inches=0.15)
     return raster.getvalue(), drawn.getvalue()
+
+
+@contextmanager
+def _missing_letters_told_once() -> Iterator[None]:
+    """One warning for all letters that matplotlib's font lacks, instead of one for each, time and again."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    letters: dict[str, None] = {}
+    for warning in caught:
+        missing = re.match(r"Glyph (\d+) .* missing from font", str(warning.message))
+        if missing is None:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        else:
+            letters[chr(int(missing[1]))] = None
+    if letters:
+        shown = "".join(letters)
+        warnings.warn(
+            f"semaug: the pictures show boxes for {shown}, which their font lacks; the pages do not", stacklevel=4
+        )
 
 
 def wrapped(text: str, width: int) -> str:
