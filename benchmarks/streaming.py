@@ -13,6 +13,7 @@ import argparse
 import statistics
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,8 +25,10 @@ from torch import Tensor
 
 from semaug import methods
 from semaug.data.images import Preprocessing, decoded
+from semaug.data.readers import split_validation
 from semaug.data.samples import ImageFiles
-from semaug.data.stream import streamed
+from semaug.data.shards import ShardedImages
+from semaug.data.stream import shards_of, streamed, streaming_order
 from semaug.models import build_model
 
 CLASSES = 100
@@ -46,6 +49,36 @@ def write_photos(folder: Path, count: int) -> ImageFiles:
     return ImageFiles(folder, tuple(files), tuple(i % CLASSES for i in range(count)))
 
 
+def measure_tables(folder: Path, count: int) -> None:
+    """Time and memory of a split of so many images in shards of a thousand, of which there are the names alone."""
+    name = "train/n{0:08d}/n{0:08d}_{1:05d}.JPEG"
+    (folder / "names").write_text("".join(name.format(i // 1300, i % 1300) for i in range(count)))
+    files = tuple(folder / f"{i}.tar" for i in range(-(-count // 1000)))
+    for file in files:
+        file.hardlink_to(folder / "names")
+    length = len(name.format(0, 0))
+    table = np.full((count, 5), length, np.int64)
+    table[:, 0] = table[:, 3] = np.arange(count) * length
+    table[:, 2] = np.random.default_rng(0).integers(0, 1000, count)
+    shard = np.arange(count) // 1000
+    print(f"tables: {(table.nbytes + shard.nbytes) / 1e6:.0f} MB")
+    busy = time.process_time()
+    tracemalloc.start()
+    whole = ShardedImages(files, shard, table, "")
+    labels, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    training, _ = split_validation(whole, None, 0.1, seed=0)
+    print(f"labels: {labels / 1e6:.0f} MB; choosing validation images: {time.process_time() - busy:.1f} s of CPU time")
+    shards = shards_of(training)
+    assert shards is not None
+    busy = time.process_time()
+    order = streaming_order(shards, torch.Generator().manual_seed(0))
+    print(f"the order of an epoch: {time.process_time() - busy:.1f} s of CPU time")
+    middle = len(order) // 2
+    near = len(shards[order[middle : middle + 10_000]].unique())
+    print(f"10 000 images that follow each other come from {near} of {len(files)} shards")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=512)
@@ -57,8 +90,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10, help="steps per turn")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tables", type=int, help="measure the tables of so many images in shards instead")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.tables is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            measure_tables(Path(folder), args.tables)
+        return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     preprocessing, size = Preprocessing(args.resize, args.crop, "aspect"), 2 * args.half
 
