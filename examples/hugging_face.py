@@ -91,7 +91,8 @@ def arguments(folder: str) -> TrainingArguments:
         folder,
         num_train_epochs=EPOCHS,
         per_device_train_batch_size=BATCH,
-        dataloader_drop_last=True,
+        per_device_eval_batch_size=10,
+        dataloader_drop_last=True,  # in evaluation too
         learning_rate=2e-3,
         save_strategy="epoch",
         logging_strategy="no",

@@ -51,8 +51,10 @@ def files(figure: "Canvas", vector: bool = True) -> tuple[bytes, str | None]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
-    settings = {"svg.hashsalt": "semaug", "svg.fonttype": "path", "path.simplify": True}
-    with matplotlib.rc_context(settings), _missing_letters_told_once():
+    with (
+        matplotlib.rc_context({"svg.hashsalt": "semaug", "svg.fonttype": "path", "path.simplify": True}),
+        _missing_letters_told_once(),
+    ):
         raster = io.BytesIO()
         if not vector:
             figure.savefig(raster, format="png", metadata={"Software": None})
