@@ -1,7 +1,7 @@
 """Trainings on a stream that note which images the network is given; as a script, one of several processes makes them.
 
-`python rank_stream.py SHARDS FOLDER`: a whole run, and one that is stopped within its epoch and goes on. Beside the run
-`NAME` in the folder, `NAME-RANK.json` lists the images of each step, and `NAME-RANK-read.json` those that were decoded.
+`python rank_stream.py SHARDS FOLDER`, in the environment that torchrun sets: a run, and another one that is stopped
+within its epoch and goes on. FOLDER/RANK.json lists the images of each step of this process.
 """
 
 import json
