@@ -218,7 +218,7 @@ def test_meta_images_are_others_than_those_trained_on(
         return step(self, *inputs)
 
     monkeypatch.setattr(LearnableAugmentation, "step", noted)
-    monkeypatch.setattr("semaug.train.rand_augment", lambda images: images)
+    monkeypatch.setattr("semaug.batches.rand_augment", lambda images: images)
     augmentation = Augmentation(meta_images=meta_images, meta_share=0.25)
     options: dict[str, Any] = {
         "method": "learnable",
@@ -263,10 +263,11 @@ def test_metrics_are_plain_json(photos: Path, tmp_path: Path) -> None:
 
 def test_without_a_name_the_method_is_isda_and_each_method_has_its_strength() -> None:
     assert TrainConfig().method == "isda"
-    assert TrainConfig().filled().augmentation.strength == 20
+    assert TrainConfig().filled().augmentation.strength == 3  # on the embedded birds, from scratch
+    assert TrainConfig(data="photos").filled().augmentation.strength == 20
     of_paper = {"constant": 10, "learnable": 10, "joint": 10, "p2p+isda": 5, "p2p+learnable": 5}
     for method, strength in of_paper.items():
-        assert TrainConfig(method=method).filled().augmentation.strength == strength  # type: ignore[arg-type]
+        assert TrainConfig(data="photos", method=method).filled().augmentation.strength == strength  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", [{"rank": 2}, {"fixed_trace": 0.5}])

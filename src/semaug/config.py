@@ -133,7 +133,10 @@ class TrainConfig:
             "output": Path("runs") / name,
         }
         missing = {key: value for key, value in defaults.items() if getattr(self, key) is None}
-        config = replace(self, augmentation=self.augmentation.filled(self.method), **missing)
+        augmentation = self.augmentation
+        if embedded and not p2p and augmentation.strength is None:  # learned from scratch, features spread more
+            augmentation = replace(augmentation, strength=3.0)
+        config = replace(self, augmentation=augmentation.filled(self.method), **missing)
         config._check()
         return config
 

@@ -28,7 +28,7 @@ def demo(output: Path, methods: Sequence[str], epochs: int, seed: int) -> None:
             epochs=epochs,
             seed=seed,
             output=output / method,
-            augmentation=Augmentation(strength=3.0, order="pipelined"),
+            augmentation=Augmentation(order="pipelined"),
         )
         folders.append(train(config))
 

@@ -52,7 +52,7 @@ class Augmentation:
 
     strength: float | None = None
     """λ0: the strength of augmentation at the end of training; 20 for isda if not given, and for the others the
-    paper's: 10, or 5 on P2P-Net."""
+    paper's: 10, or 5 on P2P-Net. On the embedded birds 3: a network that is trained from scratch wants less."""
     strength_power: float = 1.0
     """α: λ grows as (epoch / epochs)^α · λ0."""
     source: Literal["covnet", "modulated", "reshaped"] = "covnet"
@@ -212,9 +212,10 @@ def _source(method: Method, settings: Augmentation, network: Network) -> Source:
 
 Images = Callable[[Tensor], Tensor]
 Batch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Transforms = tuple[Images | None, Images | None, Batch | None]
 
 
-def image_transforms(method: Method, num_classes: int) -> tuple[Images | None, Images | None, Batch | None]:
+def image_transforms(method: Method, num_classes: int) -> Transforms:
     """What a method does to uint8 crops, to normalised crops, and to a whole batch with its labels."""
     from torchvision.transforms import v2
 

@@ -6,15 +6,13 @@ import json
 import math
 import signal
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import tee
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
@@ -24,17 +22,16 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import semaug
 from semaug import checkpoint, distributed, methods, reshard
+from semaug.batches import Batches, Inputs, Pixels, as_tensor
 from semaug.config import TrainConfig, given
 from semaug.data.images import Preprocessing, decoded
 from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
 from semaug.data.room import check_room
 from semaug.data.samples import DataSet, Samples
-from semaug.data.stream import shards_of, streamed, streaming_order
 from semaug.errors import UserError
 from semaug.evaluate import evaluate
 from semaug.files import leftovers, read_json, write_atomically, write_json
-from semaug.image_level import rand_augment
 from semaug.interrupt import Interrupted, Stop
 from semaug.metagrad import global_norm
 from semaug.models import build_model, load_weights
@@ -89,7 +86,7 @@ class _Run:
         self.streams = config.images_on == "stream"
         self.progress = Progress(quiet=not self.writes)
         self.stop = Stop()
-        self.waited = 0.0  # seconds, for images
+        self.pixels = Pixels(self.preprocessing, self.device, config.workers)
         self.overflows = 0  # in fp16, one after the other
         self.start: dict[str, Any] | None = None  # the state in the beginning, until there is a checkpoint
 
@@ -106,7 +103,7 @@ class _Run:
         data, splits, held_out = distributed.agreed(self._read)
         torch.manual_seed(config.seed)
         self.model = distributed.agreed(lambda: self._model(len(data.classes)))
-        self._set_up(data)
+        self._set_up()
 
         state = self._resume()
         if not distributed.from_first((folder / "checkpoints" / "last").exists()):
@@ -133,20 +130,12 @@ class _Run:
         splits = training_splits(data, config.select, config.val_per_class, config.val_fraction, config.seed)
         splits = self._readable(splits, data)
         self._describe(data, splits)
-        self.images = self._decode(splits["train"], "train")
-        self.labels = _numbers(splits["train"].labels).to(self.device)
-        self.trained, self.held_out = _for_training(splits["train"].labels, config)
-        shards = shards_of(splits["train"])
-        self.shards = None if shards is None else shards[self.trained]
-        smallest = len(self.trained) // _batch_count(len(self.trained), 2 * self.batch_size)
-        if smallest // 2 < distributed.world_size():
-            raise UserError(
-                f"halves of {smallest // 2} images are too small for {distributed.world_size()} processes, each of "
-                "which needs one; give a larger --batch-size, or start fewer"
-            )
-        return data, splits, (self._decode(splits["val"], "val"), _numbers(splits["val"].labels))
+        images = self._decode(splits["train"], "train")
+        transforms = methods.image_transforms(config.method, len(data.classes))
+        self.batches = Batches(images, splits["train"], transforms, config, self.pixels)
+        return data, splits, (self._decode(splits["val"], "val"), as_tensor(splits["val"].labels))
 
-    def _set_up(self, data: DataSet) -> None:
+    def _set_up(self) -> None:
         """Optimisers and learner, in the state in which training starts."""
         config = self.config
         self.optimizer = _optimizer(self.model, config)
@@ -170,7 +159,6 @@ class _Run:
             raise UserError(str(error), on_all_ranks=True) from error
         self.learner.check_values = False  # for which the device would wait; `_train_epoch` looks at the numbers
         self.average = _average(self.model, config.ema)
-        self.transforms = methods.image_transforms(config.method, len(data.classes))
         self._draw_apart()
 
     def _draw_apart(self) -> None:
@@ -275,11 +263,11 @@ class _Run:
             reason = str(error).strip().partition("\n")[0]
             told = f"the checkpoint in {self.folder} does not fit this run ({reason})"
             raise UserError(told, on_all_ranks=True) from error
-        had = (state["within"] or {}).get("images", len(self.trained))
-        if had != len(self.trained):
+        had = (state["within"] or {}).get("images", self.batches.images)
+        if had != self.batches.images:
             raise UserError(
                 f"{self.folder} was left within an epoch of {had} training images, and now there are "
-                f"{len(self.trained)}; give it the images that it had, or choose another --output",
+                f"{self.batches.images}; give it the images that it had, or choose another --output",
                 on_all_ranks=True,
             )
         within = f", step {state['within']['step']} of epoch {state['epoch'] + 1}" if state["within"] else ""
@@ -322,14 +310,14 @@ class _Run:
 
     def _epoch(self, state: dict[str, Any], held_out: tuple[Tensor | Samples, Tensor]) -> None:
         """Train and validate for what is left of an epoch, and save; `state` becomes that after it."""
-        self.waited = 0.0
+        self.pixels.waited = 0.0
         self._train_epoch(state)
         self._average_buffers()
         started, within, epoch = time.perf_counter(), state["within"], state["epoch"] + 1
         row = {"epoch": epoch, "lr": within["lr"], "strength": self.learner.strength, **_means(within)}
         row |= self._validate(state, *held_out)
         row["seconds"] = round(within["seconds"] + time.perf_counter() - started, 3)
-        row["images_per_second"] = round(len(self.trained) / max(row["seconds"], 1e-3), 1)
+        row["images_per_second"] = round(self.batches.images / max(row["seconds"], 1e-3), 1)
         state["metrics"].append(row)
         state["epoch"], state["within"] = epoch, None
         if row["val_top1"] > state["best"]:
@@ -344,9 +332,9 @@ class _Run:
         self.progress.epoch(row, self.epochs)
         if odd is not None:
             self.progress.say(f"warning: after epoch {epoch} {odd}")
-        if self.waited > MUCH_WAITING * row["seconds"] and epoch == 1:
+        if self.pixels.waited > MUCH_WAITING * row["seconds"] and epoch == 1:
             self.progress.say(
-                f"{self.waited / row['seconds']:.0%} of epoch 1 was spent waiting for images; try more --workers"
+                f"{self.pixels.waited / row['seconds']:.0%} of epoch 1 was spent waiting for images; try more --workers"
             )
 
     def _train_epoch(self, state: dict[str, Any]) -> None:
@@ -355,10 +343,10 @@ class _Run:
         Where a number is not finite, the steps since the last checkpoint are made again up to the one that went wrong,
         and what was before it is saved.
         """
-        total = _batch_count(len(self.trained), 2 * self.batch_size)
-        within = state["within"] = state["within"] or _beginning(len(self.trained))
+        total = self.batches.steps
+        within = state["within"] = state["within"] or _beginning(self.batches.images)
         what = f"epoch {state['epoch'] + 1}/{self.epochs}"
-        with self.progress.task(what, total) as advance, self._inputs_left(state) as inputs:
+        with self.progress.task(what, total) as advance, self.batches.left(state["epoch"], state["within"]) as inputs:
             while within["step"] < total:
                 numbers = self._steps(state, inputs, min(total, within["step"] + LOOK_EVERY))
                 bad = self._first_bad(numbers, total)
@@ -368,10 +356,10 @@ class _Run:
                 advance(within["step"], total)
                 self._stop_if_asked(state, total)
 
-    def _steps(self, state: dict[str, Any], inputs: "Iterator[_Inputs]", end: int) -> list[dict[str, float]]:
+    def _steps(self, state: dict[str, Any], inputs: Iterator[Inputs], end: int) -> list[dict[str, float]]:
         """The steps of an epoch from where `state` is to `end`, or until asked to stop; returns their numbers."""
         epoch, within, started = state["epoch"], state["within"], time.perf_counter()
-        total = _batch_count(len(self.trained), 2 * self.batch_size)
+        total = self.batches.steps
         self.learner.set_progress(epoch / self.epochs)
         self.model.train()
         found = []
@@ -416,8 +404,8 @@ class _Run:
         content = self._last_checkpoint() if self.start is None else distributed.from_first(self.start)
         assert content is not None
         state = self._take_up(content)
-        state["within"] = state["within"] or _beginning(len(self.trained))
-        with self._inputs_left(state) as inputs:
+        state["within"] = state["within"] or _beginning(self.batches.images)
+        with self.batches.left(state["epoch"], state["within"]) as inputs:
             _add_up(state["within"], self._steps(state, inputs, step))
         self._save(state)
         name = next(name for name, value in numbers.items() if not math.isfinite(value))
@@ -440,98 +428,6 @@ class _Run:
         name, where = signal.Signals(asked).name, f"step {state['within']['step']} of {total}"
         message = f"stopped by {name} in epoch {state['epoch'] + 1} after {where}, which is saved"
         raise Interrupted(asked, message)
-
-    # -- what a step is made on ---------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _inputs_left(self, state: dict[str, Any]) -> "Iterator[Iterator[_Inputs]]":
-        """For each step that is left of an epoch its inputs, and the state of the generator after them."""
-        plans, ahead = tee(self._plans(state["epoch"], state["within"]))
-        places = (part.places[part.rows] for plan in ahead for part in plan.parts)
-        with closing(self._pixels(self.images, places)) as pixels:
-            yield ((self._inputs(plan, pixels), plan.after) for plan in plans)
-
-    def _pixels(self, images: Tensor | Samples, parts: Iterable[Tensor]) -> Generator[Tensor, None, None]:
-        """The pixels of the images at these places, on the device; how long they were waited for is added up."""
-        if isinstance(images, Tensor):
-            for part in parts:
-                yield images[part.to(images.device)].to(self.device)
-            return
-        on_gpu = self.device.type == "cuda"
-        with closing(streamed(images, self.preprocessing, parts, self.config.workers, pinned=on_gpu)) as found:
-            while True:
-                started = time.perf_counter()
-                pixels = next(found, None)
-                self.waited += time.perf_counter() - started
-                if pixels is None:
-                    return
-                yield pixels.to(self.device, non_blocking=on_gpu)
-
-    def _plans(self, epoch: int, within: dict[str, Any]) -> "Iterator[_Plan]":
-        """What is drawn for each step that is left of an epoch, from the seed alone."""
-        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + epoch)
-        count = len(self.trained)
-        if self.shards is None:
-            order = torch.randperm(count, generator=generator)
-        else:
-            order = streaming_order(self.shards, generator)
-        if "generator" in within:
-            generator.set_state(within["generator"])
-        batches = order.tensor_split(_batch_count(count, 2 * self.batch_size))
-        for batch in batches[within["step"] :]:
-            yield self._plan(self.trained[batch], generator)
-
-    def _plan(self, places: Tensor, generator: torch.Generator) -> "_Plan":
-        """Random numbers are drawn for the whole batch, of all ranks, whatever this rank needs of it."""
-        every = torch.arange(len(places))
-        rows, meta_rows = (distributed.shard(every, meta=meta) for meta in (False, True))
-        plain = self._meta_images != "randaugment" and self.transforms == (None, None, None)
-        draw = self.preprocessing.draw_crops
-        parts = [_Part(places, rows if plain else every, *draw(len(places), generator))]
-        seed = None if plain else int(torch.randint(2**62, (), generator=generator))
-        if self._meta_images == "held-out":
-            drawn = self.held_out[torch.randint(len(self.held_out), places.shape, generator=generator)]
-            parts.append(_Part(drawn, meta_rows, *draw(len(places), generator)))
-        return _Plan(parts, rows, meta_rows, seed, generator.get_state())
-
-    @property
-    def _meta_images(self) -> str:
-        learnable = self.config.method.removeprefix("p2p+") == "learnable"
-        return self.config.augmentation.meta_images if learnable else "half"
-
-    def _inputs(self, plan: "_Plan", pixels: Iterator[Tensor]) -> tuple[Tensor, ...]:
-        """Images and labels of a batch and, where the meta loss has a batch of its own, that of the meta loss.
-
-        What is returned is this rank's part. Where a method changes images by more than crop and flip, the whole batch
-        is made.
-        """
-        on_crops, on_images, on_batch = self.transforms
-        of_meta = self._meta_images
-        crops, targets = self._crops(plan.parts[0], next(pixels))
-        if plan.seed is None:
-            images = self.preprocessing.normalised(crops)
-        else:
-            with _drawing_from(plan.seed):
-                images = self.preprocessing.normalised(crops if on_crops is None else on_crops(crops))
-                if on_images is not None:
-                    images = on_images(images)
-                if on_batch is not None:
-                    images, targets = on_batch(images, targets)
-                if of_meta == "randaugment":  # the halves change places, and look otherwise
-                    first, second = (half.tensor_split(2) for half in (crops, targets))
-                    meta_crops, meta_targets = rand_augment(torch.cat(first[::-1])), torch.cat(second[::-1])
-        batch = (images, targets) if plan.seed is None else _rows((images, targets), plan.rows)
-        if of_meta == "half":
-            return batch
-        if of_meta == "held-out":
-            meta_crops, meta_targets = self._crops(plan.parts[1], next(pixels))
-        else:
-            meta_crops, meta_targets = _rows((meta_crops, meta_targets), plan.meta_rows)
-        return *batch, self.preprocessing.normalised(meta_crops), meta_targets
-
-    def _crops(self, part: "_Part", pixels: Tensor) -> tuple[Tensor, Tensor]:
-        crops = self.preprocessing.cropped(pixels, part.corners[:, part.rows], part.flipped[part.rows])
-        return crops, self.labels[part.places[part.rows].to(self.labels.device)]
 
     def _set_learning_rates(self, epoch: float) -> float:
         """Cosine decay after a linear warm-up, the same shape for f and CovNet."""
@@ -558,7 +454,7 @@ class _Run:
         right = loss = torch.zeros((), dtype=torch.float64)
         self._stop_if_asked(state, state["within"]["step"])
         parts = torch.arange(own.start, own.stop).split(2 * self.batch_size) if own.stop > own.start else ()
-        with closing(self._pixels(images, parts)) as pixels:
+        with closing(self.pixels.of(images, parts)) as pixels:
             for part in parts:
                 if not distributed.is_running():  # several would have to agree, and not all have as many chunks
                     self._stop_if_asked(state, state["within"]["step"])
@@ -633,52 +529,9 @@ class _Run:
         self.progress.say(f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch} by validation)")
 
 
-_Inputs = tuple[tuple[Tensor, ...], Tensor]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Images of a batch of all ranks, by their places in the training split, and how they are cropped."""
-
-    places: Tensor
-    rows: Tensor  # those that this rank needs
-    corners: Tensor
-    flipped: Tensor
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What is drawn for a step: the batch and, where it is held out, that of the meta loss."""
-
-    parts: list[_Part]
-    rows: Tensor  # this rank's
-    meta_rows: Tensor
-    seed: int | None  # of what changes images by more than crop and flip
-    after: Tensor  # the state of the generator
-
-
 def _beginning(images: int) -> dict[str, Any]:
     """Where an epoch of so many images is before its first step."""
     return {"step": 0, "seconds": 0.0, "lr": 0.0, "sums": {}, "counts": {}, "images": images}
-
-
-def _numbers(labels: Sequence[int]) -> Tensor:
-    return torch.from_numpy(np.array(labels, dtype=np.int64))
-
-
-@contextmanager
-def _drawing_from(seed: int) -> Iterator[None]:
-    """Inside, the CPU's random numbers follow from the seed alone, whatever has been drawn before."""
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
-
-
-def _rows(tensors: tuple[Tensor, ...], rows: Tensor) -> tuple[Tensor, ...]:
-    return tuple(tensor[rows.to(tensor.device)] for tensor in tensors) if distributed.is_running() else tensors
 
 
 def _fetched(found: list[dict[str, Tensor]]) -> list[dict[str, float]]:
@@ -783,30 +636,6 @@ def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:
     if decay is None:
         return None
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
-
-
-def _for_training(labels: Sequence[int], config: TrainConfig) -> tuple[Tensor, Tensor]:
-    """The training images that the network is trained on, and those of each class held out for the meta loss."""
-    augmentation = config.augmentation
-    if config.method.removeprefix("p2p+") != "learnable" or augmentation.meta_images != "held-out":
-        return torch.arange(len(labels)), torch.empty(0, dtype=torch.long)
-    if not 0 < augmentation.meta_share < 1:
-        raise UserError(f"--meta-share must lie between 0 and 1, not {augmentation.meta_share:g}")
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(config.seed)).tolist()
-    by_class: dict[int, list[int]] = {}
-    for i in order:
-        by_class.setdefault(labels[i], []).append(i)
-    counts = {label: max(1, round(augmentation.meta_share * len(members))) for label, members in by_class.items()}
-    if any(counts[label] >= len(members) for label, members in by_class.items()):
-        raise UserError("a class has too few images to hold some out for the meta loss; give a smaller --meta-share")
-    held_out = sorted(i for label, members in by_class.items() for i in members[: counts[label]])
-    kept = sorted(i for label, members in by_class.items() for i in members[counts[label] :])
-    return torch.tensor(kept), torch.tensor(held_out)
-
-
-def _batch_count(count: int, size: int) -> int:
-    """How many batches of about `size` there are: none has a single image, which cannot be cut in two halves."""
-    return min(math.ceil(count / size), count // 2)
 
 
 def _write_metrics(folder: Path, metrics: list[dict[str, Any]]) -> None:

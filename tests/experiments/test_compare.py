@@ -168,8 +168,9 @@ def test_strengths_are_for_methods_that_augment() -> None:
     assert found == [
         ("basic", None), ("isda", 5.0), ("isda", 20.0), ("p2p", None), ("p2p+isda", 5.0), ("p2p+isda", 20.0),
     ]  # fmt: skip
-    defaults = list(grid(method=("isda", "p2p+isda")).cells())
-    assert [cell.strength for cell in defaults] == [20.0, 5.0]
+    for data, strengths in {"photos": [20.0, 10.0, 5.0], "birds": [3.0, 3.0, 5.0]}.items():
+        defaults = list(grid(data=data, method=("isda", "learnable", "p2p+isda")).cells())
+        assert [cell.strength for cell in defaults] == strengths
     config = grid(strength=(5.0, 20.0)).settings(Cell("small", "p2p+isda", 20.0), 3)
     assert (config.augmentation.strength, config.seed, config.method) == (20.0, 3, "p2p+isda")
 

@@ -92,7 +92,7 @@ class CompareConfig:
         """Networks × methods × strengths; a method that does not augment has one cell on each network."""
         for network in self.networks:
             for method, options in map(split_method, self.method):
-                default = Augmentation().filled(method).strength
+                default = TrainConfig(data=self.data, method=cast(Method, method)).filled().augmentation.strength
                 own = self._with(options, TrainConfig()).augmentation.strength
                 tried = self.strength or (default,) if own is None else (own,)
                 for strength in tried if augments(method) else (None,):
