@@ -169,8 +169,9 @@ def test_strengths_are_for_methods_that_augment() -> None:
         ("basic", None), ("isda", 5.0), ("isda", 20.0), ("p2p", None), ("p2p+isda", 5.0), ("p2p+isda", 20.0),
     ]  # fmt: skip
     for data, strengths in {"photos": [20.0, 10.0, 5.0], "birds": [3.0, 3.0, 5.0]}.items():
-        defaults = list(grid(data=data, method=("isda", "learnable", "p2p+isda")).cells())
-        assert [cell.strength for cell in defaults] == strengths
+        config = grid(method=("isda", "learnable", "p2p+isda"))
+        config = replace(config, training=replace(config.training, data=data))
+        assert [cell.strength for cell in config.cells()] == strengths
     config = grid(strength=(5.0, 20.0)).settings(Cell("small", "p2p+isda", 20.0), 3)
     assert (config.augmentation.strength, config.seed, config.method) == (20.0, 3, "p2p+isda")
 
