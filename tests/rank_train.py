@@ -31,6 +31,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "pipelined": {"augmentation": Augmentation(order="pipelined", frozen_blocks=1, source="modulated", meta_lr=1.0)},
     "micro": {"model": "vit_tiny_patch16_224", "micro_batch": 1, "augmentation": Augmentation(order="pipelined")},
     "mixup": {"method": "mixup"},
+    "cutmix": {"method": "cutmix", "epochs": 1},
+    "erased": {"method": "random-erasing", "epochs": 1},
+    "changed": {"method": "randaugment", "epochs": 1},
     "randaugment": {"augmentation": Augmentation(meta_images="randaugment")},
     "held-out": {"augmentation": Augmentation(meta_images="held-out", meta_share=0.2)},
 }

@@ -20,7 +20,7 @@ from semaug.files import read_json
 from semaug.runs import read_metrics
 from several import TESTS, environment, free_port, in_processes
 
-WHOLE = ("paper", "mixup", "randaugment", "held-out")
+WHOLE = ("paper", "mixup", "cutmix", "erased", "changed", "randaugment", "held-out")
 CHAINED = ("paper", "pipelined", "micro")  # each begun by four processes, gone on with by two, and ended by one
 TIMES = ("seconds", "images_per_second")
 
@@ -57,7 +57,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     print(f"{one.name}: the states differ by {largest:.1e}")
     assert largest < 1e-6
     rows, others = read_metrics(one), read_metrics(other)
-    assert len(rows) == len(others) == 3
+    assert len(rows) == len(others) > 0
     for row, second in zip(rows, others, strict=True):
         assert set(row) == set(second)
         for name in set(row) - set(TIMES):

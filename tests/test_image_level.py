@@ -1,5 +1,7 @@
 """RandAugment and Random Erasing against torchvision's."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -111,3 +113,17 @@ def test_rectangles_lie_inside_and_fit_tiny_images() -> None:
         assert (left >= 0).all()
         assert (top + high <= height).all()
         assert (left + wide <= width).all()
+
+
+@pytest.mark.parametrize("change", [rand_augment, random_erasing])
+def test_some_rows_of_a_batch_become_what_they_become_in_the_whole_of_it(change: Any) -> None:
+    batch = torch.randint(256, (24, 3, 20, 16), dtype=torch.uint8)
+    batch = batch if change is rand_augment else batch.double()
+    rows = torch.tensor([3, 4, 5, 20, 21])
+    torch.manual_seed(5)
+    whole = change(batch)
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(change(batch[rows], rows, 24), whole[rows])
+    assert torch.equal(torch.rand(1), after)  # and as many numbers are drawn
+    assert not torch.equal(whole[rows], batch[rows])

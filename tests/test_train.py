@@ -218,7 +218,7 @@ def test_meta_images_are_others_than_those_trained_on(
         return step(self, *inputs)
 
     monkeypatch.setattr(LearnableAugmentation, "step", noted)
-    monkeypatch.setattr("semaug.batches.rand_augment", lambda images: images)
+    monkeypatch.setattr("semaug.batches.rand_augment", lambda images, *_: images)
     augmentation = Augmentation(meta_images=meta_images, meta_share=0.25)
     options: dict[str, Any] = {
         "method": "learnable",

@@ -24,7 +24,7 @@ from semaug.data.samples import Samples
 from semaug.data.stream import shards_of, streamed, streaming_order
 from semaug.errors import UserError
 from semaug.image_level import rand_augment
-from semaug.methods import Transforms
+from semaug.methods import Batch, Transforms
 
 Inputs = tuple[tuple[Tensor, ...], Tensor]
 """What a step takes (images, labels and, where the meta loss has its own, those), and the generator's state after."""
@@ -69,9 +69,9 @@ class Plan:
     """What is drawn for a step: the batch and, where it is held out, that of the meta loss."""
 
     parts: list[Part]
-    rows: Tensor  # this rank's
+    rows: Tensor  # this rank's, of the batch of all ranks
     meta_rows: Tensor
-    seed: int | None  # of what changes images by more than crop and flip
+    seed: int  # of what changes images by more than crop and flip
     after: Tensor  # the state of the generator
 
 
@@ -159,10 +159,11 @@ class Batches:
         """Random numbers are drawn for the whole batch, of all ranks, whatever this rank needs of it."""
         every = torch.arange(len(places))
         rows, meta_rows = (distributed.shard(every, meta=meta) for meta in (False, True))
-        plain = self.meta_images != "randaugment" and self.transforms == (None, None, None)
+        needed = rows if self.transforms[2] is None else torch.cat(_with_partners(rows, len(places)))
         draw = self.preprocessing.draw_crops
-        parts = [Part(places, rows if plain else every, *draw(len(places), generator))]
-        seed = None if plain else int(torch.randint(2**62, (), generator=generator))
+        parts = [Part(places, needed, *draw(len(places), generator))]
+        plain = self.meta_images != "randaugment" and self.transforms == (None, None, None)
+        seed = 0 if plain else int(torch.randint(2**62, (), generator=generator))
         if self.meta_images == "held-out":
             drawn = self.held_out[torch.randint(len(self.held_out), places.shape, generator=generator)]
             parts.append(Part(drawn, meta_rows, *draw(len(places), generator)))
@@ -171,31 +172,36 @@ class Batches:
     def _inputs(self, plan: Plan, pixels: Iterator[Tensor]) -> tuple[Tensor, ...]:
         """Images and labels of a batch and, where the meta loss has a batch of its own, that of the meta loss.
 
-        What is returned is this rank's part. Where a method changes images by more than crop and flip, the whole batch
-        is made.
+        What is made, and returned, is this rank's part.
         """
         on_crops, on_images, on_batch = self.transforms
+        total = len(plan.parts[0].places)
         crops, targets = self._crops(plan.parts[0], next(pixels))
-        if plan.seed is None:
-            images = self.preprocessing.normalised(crops)
-        else:
-            with _drawing_from(plan.seed):
-                images = self.preprocessing.normalised(crops if on_crops is None else on_crops(crops))
-                if on_images is not None:
-                    images = on_images(images)
-                if on_batch is not None:
-                    images, targets = on_batch(images, targets)
-                if self.meta_images == "randaugment":  # the halves change places, and look otherwise
-                    first, second = (half.tensor_split(2) for half in (crops, targets))
-                    meta_crops, meta_targets = rand_augment(torch.cat(first[::-1])), torch.cat(second[::-1])
-        batch = (images, targets) if plan.seed is None else _rows((images, targets), plan.rows)
+        with _drawing_from(plan.seed):
+            images = self.preprocessing.normalised(crops if on_crops is None else on_crops(crops, plan.rows, total))
+            if on_images is not None:
+                images = on_images(images, plan.rows, total)
+            if on_batch is not None:
+                images, targets = self._mixed(on_batch, images, targets, plan)
+            if self.meta_images == "randaugment":  # the halves change places, and look otherwise
+                own = int((plan.rows < math.ceil(total / 2)).sum())  # of the first half
+                crops, meta_targets = (torch.cat([part[own:], part[:own]]) for part in (crops, targets))
+                meta_crops = rand_augment(crops, plan.meta_rows, total)
         if self.meta_images == "half":
-            return batch
+            return images, targets
         if self.meta_images == "held-out":
             meta_crops, meta_targets = self._crops(plan.parts[1], next(pixels))
-        else:
-            meta_crops, meta_targets = _rows((meta_crops, meta_targets), plan.meta_rows)
-        return *batch, self.preprocessing.normalised(meta_crops), meta_targets
+        return images, targets, self.preprocessing.normalised(meta_crops), meta_targets
+
+    def _mixed(self, mix: Batch, images: Tensor, targets: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Each image mixed with the one before it in the batch of all ranks, in the same way for all."""
+        sizes = [len(part) for part in _with_partners(plan.rows, len(plan.parts[0].places))]
+        found = []
+        for some, labels in zip(images.split(sizes), targets.split(sizes), strict=True):
+            torch.default_generator.manual_seed(plan.seed)
+            found.append([part[1:] for part in mix(some, labels)])  # the first has not met its own partner
+        first, second = zip(*found, strict=True)
+        return torch.cat(first), torch.cat(second)
 
     def _crops(self, part: Part, pixels: Tensor) -> tuple[Tensor, Tensor]:
         crops = self.preprocessing.cropped(pixels, part.corners[:, part.rows], part.flipped[part.rows])
@@ -217,5 +223,7 @@ def _drawing_from(seed: int) -> Iterator[None]:
         torch.set_rng_state(before)
 
 
-def _rows(tensors: tuple[Tensor, ...], rows: Tensor) -> tuple[Tensor, ...]:
-    return tuple(tensor[rows.to(tensor.device)] for tensor in tensors) if distributed.is_running() else tensors
+def _with_partners(rows: Tensor, total: int) -> list[Tensor]:
+    """A rank's rows of the first and of the second half of a batch, each with the row before them at the front."""
+    first = rows < math.ceil(total / 2)
+    return [torch.cat([(part[:1] - 1) % total, part]) for part in (rows[first], rows[~first])]

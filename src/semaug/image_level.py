@@ -46,13 +46,16 @@ RAND_AUGMENT: dict[str, tuple[Callable[[Tensor, float], Tensor], bool]] = {
 }
 
 
-def rand_augment(images: Tensor) -> Tensor:
-    """RandAugment (Cubuk et al., 2020) of uint8 images (N, 3, H, W)."""
-    count = images.shape[0]
+def rand_augment(images: Tensor, rows: Tensor | slice = slice(None), total: int | None = None) -> Tensor:
+    """RandAugment (Cubuk et al., 2020) of uint8 images (N, 3, H, W).
+
+    Where they are some `rows` of a batch of `total` images, numbers are drawn for all of it.
+    """
+    count = images.shape[0] if total is None else total
     changed = images.clone()
     for _ in range(OPERATIONS):
-        drawn = torch.randint(len(RAND_AUGMENT), (count,))
-        negative = torch.rand(count) <= 0.5
+        drawn = torch.randint(len(RAND_AUGMENT), (count,))[rows]
+        negative = (torch.rand(count) <= 0.5)[rows]
         for number, (operation, signed) in enumerate(RAND_AUGMENT.values()):
             for sign in (1, -1) if signed else (1,):
                 chosen = drawn == number
@@ -68,12 +71,16 @@ def rand_augment(images: Tensor) -> Tensor:
 ERASED, SHARES, RATIOS, TRIES = 0.5, (0.02, 0.33), (0.3, 3.3), 10
 
 
-def random_erasing(images: Tensor) -> Tensor:
-    """Random Erasing (Zhong et al., 2020) of normalised images (N, 3, H, W): in half of them a rectangle is zeroed."""
+def random_erasing(images: Tensor, rows: Tensor | slice = slice(None), total: int | None = None) -> Tensor:
+    """Random Erasing (Zhong et al., 2020) of normalised images (N, 3, H, W): in half of them a rectangle is zeroed.
+
+    Where they are some `rows` of a batch of `total` images, numbers are drawn for all of it.
+    """
     count, _, height, width = images.shape
-    top, left, high, wide = rectangles(count, height, width).to(images.device, non_blocking=True)[..., None]
-    rows, columns = (torch.arange(side, device=images.device) for side in (height, width))
-    inside = ((rows >= top) & (rows < top + high))[:, :, None] & ((columns >= left) & (columns < left + wide))[:, None]
+    drawn = rectangles(count if total is None else total, height, width)[:, rows]
+    top, left, high, wide = drawn.to(images.device, non_blocking=True)[..., None]
+    y, x = (torch.arange(side, device=images.device) for side in (height, width))
+    inside = ((y >= top) & (y < top + high))[:, :, None] & ((x >= left) & (x < left + wide))[:, None]
     return images.masked_fill(inside[:, None], 0.0)
 
 

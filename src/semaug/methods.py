@@ -210,7 +210,7 @@ def _source(method: Method, settings: Augmentation, network: Network) -> Source:
     return Constant(settings.constant if method == "constant" else 0.0)
 
 
-Images = Callable[[Tensor], Tensor]
+Images = Callable[[Tensor, Tensor, int], Tensor]  # of some rows of a batch of so many images
 Batch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Transforms = tuple[Images | None, Images | None, Batch | None]
 

@@ -123,8 +123,9 @@ def _augmented(view: View, method: Method, altered: list[Tensor]) -> Callable[[T
 
     def see(pixels: Tensor) -> Tensor:
         crops = pixels[:, window, window].permute(0, 3, 1, 2)
-        inputs = preprocessing.normalised(crops if on_crops is None else on_crops(crops))
-        inputs = inputs if on_images is None else on_images(inputs)
+        every = torch.arange(len(crops)), len(crops)
+        inputs = preprocessing.normalised(crops if on_crops is None else on_crops(crops, *every))
+        inputs = inputs if on_images is None else on_images(inputs, *every)
         altered.append((inputs != preprocessing.normalised(crops)).flatten(1).any(1))
         return view.inputs_features(inputs)
 
