@@ -64,7 +64,7 @@ def measure_tables(folder: Path, count: int) -> None:
     print(f"tables: {(table.nbytes + shard.nbytes) / 1e6:.0f} MB")
     busy = time.process_time()
     tracemalloc.start()
-    whole = ShardedImages(files, shard, table, "")
+    whole = ShardedImages(files, files, shard, table, "")
     labels, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     training, _ = split_validation(whole, None, 0.1, seed=0)

@@ -24,10 +24,14 @@ from typing import Any
 import torch
 
 from semaug import checkpoint
+from semaug.data.samples import embedded_birds
+from semaug.data.shards import write_shards
 
 OPTIONS = ["--model", "small", "--pretrained", "False", "--workers", "0", "--lr", "0.01", "--meta-lr", "0.1"]
 FEW = ["--resize", "40", "--crop", "32", "--batch-size", "2", "--val-per-class", "2", "--cache", "None"]
 BIRDS = ["--resize", "28", "--crop", "24", "--batch-size", "25", "--val-per-class", "30"]
+STREAM = ("--images-on", "stream", "--workers", "2")
+ON_A_STREAM = "isda on a stream of shards"
 KINDS = {
     "paper's order": ["--method", "learnable"],
     "pipelined, Adam, EMA": [
@@ -41,6 +45,7 @@ KINDS = {
         "0.9",
     ],
     "isda": ["--method", "isda"],
+    ON_A_STREAM: ["--method", "isda", *STREAM],
 }
 MOMENTS = ("any", *["in a write", "after a write", "while training"] * 3)
 WRITES = (1, 2, 3)  # of checkpoints that a process may begin before it is killed
@@ -54,9 +59,9 @@ def arguments(photos: Path, output: Path, kind: str, epochs: int) -> list[str]:
     return _arguments(str(photos), output, kind, epochs, FEW)
 
 
-def on_birds(output: Path, kind: str, epochs: int) -> list[str]:
+def on_birds(output: Path, kind: str, epochs: int, data: str = "birds") -> list[str]:
     """Training on the embedded birds, with a cache of its own."""
-    return _arguments("birds", output, kind, epochs, [*BIRDS, "--cache", str(output.with_suffix(".cache"))])
+    return _arguments(data, output, kind, epochs, [*BIRDS, "--cache", str(output.with_suffix(".cache"))])
 
 
 def _arguments(data: str, output: Path, kind: str, epochs: int, sizes: list[str]) -> list[str]:
@@ -209,16 +214,18 @@ def soak(folder: Path, kills: int, epochs: int = 24, seed: int = 0) -> tuple[Cou
     """Kill so many times, over as many runs as it takes, and compare each; returns what was hit and the runs."""
     chance, hits, rounds = random.Random(seed), Counter[str](), 0
     references: dict[str, tuple[Path, float]] = {}
+    write_shards(embedded_birds(), folder / "shards", per_shard=100)
     while hits.total() < kills:
         kind = list(KINDS)[rounds % len(KINDS)]
+        data = str(folder / "shards") if kind == ON_A_STREAM else "birds"
         if kind not in references:
             started, reference = time.monotonic(), folder / f"reference-{len(references)}"
-            finish(on_birds(reference, kind, epochs))
+            finish(on_birds(reference, kind, epochs, data))
             references[kind] = reference, time.monotonic() - started
             print(f"{kind}, undisturbed: {references[kind][1]:.0f} s; numbers: {compared(reference)}", flush=True)
         reference, longest = references[kind]
         run = folder / f"run-{rounds}"
-        command = on_birds(run, kind, epochs)
+        command = on_birds(run, kind, epochs, data)
         while hits.total() < kills:
             hit = kill(command, run, chance.choice(MOMENTS), longest, chance)
             if hit is None:
@@ -245,7 +252,6 @@ class Phase:
     options: tuple[str, ...] = ()
 
 
-STREAM = ("--images-on", "stream", "--workers", "2")
 PHASES = {
     "decoding": Phase("semaug.data.images", "Preprocessing.pixels", 20),
     "decoding in two processes": Phase("semaug.data.images", "Preprocessing.pixels", 20, ("--workers", "2")),

@@ -156,6 +156,24 @@ def test_an_image_that_cannot_be_read_ends_training_or_is_left_out(photos: Path,
         assert soak.differences(run, other) == []
 
 
+def test_a_test_image_that_cannot_be_read_costs_no_training(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(photos, tmp_path / "photos"))
+    images = sorted((folder / "test").rglob("*.*"))
+    bad = images[1]
+    bad.write_bytes(b"no image")
+    steps, step = [], LearnableAugmentation.step
+    monkeypatch.setattr(LearnableAugmentation, "step", lambda *inputs: steps.append(1) or step(*inputs))
+    streaming = config(folder, tmp_path / "run", images_on="stream", epochs=1)
+    with pytest.raises(UserError, match=rf"^cannot read the image \S*{bad.name}: "):
+        train(streaming)
+    assert len(steps) == 3
+    run = train(replace(streaming, on_bad_image="skip"))
+    assert len(steps) == 3, "it was trained already"
+    assert read_json(run / "evaluation.json")["count"] == len(images) - 1
+
+
 def test_within_an_epoch_the_images_must_stay_the_same(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Data sets in shards: nothing is lost or repeated, other programs can read them, and damage is told."""
 
+import io
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from photos import photo_folder
 from semaug.cli import main
 from semaug.data import shards
-from semaug.data.readers import read_data
+from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import ImageFiles, embedded_birds
 from semaug.data.shards import ShardedImages, read_shards, write_shards
 from semaug.errors import UserError
@@ -134,12 +136,71 @@ def test_folders_with_something_else_are_left_alone(photos: Path, tmp_path: Path
     assert os.listdir(tmp_path) == ["mine.txt"]
 
 
+# -------------------------------------------------------------------------------------------------------------- names
+
+
+def chosen(data: Path) -> dict[str, set[str]]:
+    """The names of the images in each split that a run sees."""
+    splits = training_splits(read_data(str(data)), val_per_class=2)
+    return {split: {samples.name(i) for i in range(len(samples))} for split, samples in splits.items()}
+
+
+def without_names(folder: Path) -> Path:
+    """Make tables as they were written before they held the names."""
+    for file in folder.glob("*.npy"):
+        np.save(file, np.load(file))
+    return folder
+
+
+def emptied(folder: Path) -> Path:
+    """Put zeros in place of all that is in the tar files."""
+    for file in folder.glob("*.tar"):
+        size = file.stat().st_size
+        file.unlink()
+        file.touch()
+        os.truncate(file, size)
+    return folder
+
+
+def test_validation_images_are_those_of_the_folder_and_no_tar_file_is_read(
+    photos: Path, packed: Path, tmp_path: Path
+) -> None:
+    expected = chosen(photos)
+    assert {split: len(names) for split, names in expected.items()} == {"train": 15, "val": 6, "test": 6}
+    earlier = without_names(Path(shutil.copytree(packed, tmp_path / "earlier")))
+    assert sum(file.stat().st_size for file in earlier.glob("*.npy")) < sum(
+        file.stat().st_size for file in packed.glob("*.npy")
+    )
+    some = Path(shutil.copytree(packed, tmp_path / "some"))
+    shutil.copy(earlier / "train-000001.npy", some)
+    for folder in (packed, earlier, some):
+        assert chosen(folder) == expected
+    assert read_shards(earlier).splits["train"].fingerprint() == read_shards(packed).splits["train"].fingerprint()
+    shards._opened.cache_clear()
+    assert chosen(emptied(packed)) == expected
+    assert chosen(emptied(earlier)) != expected
+
+
+def test_images_of_earlier_shards_are_the_same(packed: Path, tmp_path: Path) -> None:
+    now = read_shards(packed).splits["train"]
+    earlier = read_shards(without_names(Path(shutil.copytree(packed, tmp_path / "earlier")))).splits["train"]
+    assert [earlier.name(i) for i in range(21)] == [now.name(i) for i in range(21)]
+    for i in range(21):
+        assert np.array_equal(np.asarray(earlier.load(i)), np.asarray(now.load(i)))
+
+
 # ------------------------------------------------------------------------------------------------------------- damage
 
 
 def manifest(folder: Path, **changes: object) -> None:
     content = json.loads((folder / shards.MANIFEST).read_text())
     (folder / shards.MANIFEST).write_text(json.dumps({**content, **changes}))
+
+
+def saved(content: "np.ndarray[Any, Any]", *, pickled: bool = False) -> bytes:
+    file = io.BytesIO()
+    np.save(file, content, allow_pickle=pickled)
+    return file.getvalue()
 
 
 def test_damage_is_told_in_one_sentence(packed: Path, tmp_path: Path) -> None:
@@ -190,6 +251,19 @@ def test_damage_is_told_in_one_sentence(packed: Path, tmp_path: Path) -> None:
     folder = damaged("pickle")
     np.save(folder / "train-000000.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     cases.append((folder, "cannot be read"))
+    for name, behind, sentence in (
+        ("names cut", saved(np.zeros(3, np.uint8)), "the table of the shard"),
+        ("names of other kind", saved(np.zeros(int(table[:, 4].sum()), np.int8)), "the table of the shard"),
+        ("something behind", b"no array", "cannot be read"),
+        ("pickle behind", saved(np.array([{"a": 1}], dtype=object), pickled=True), "cannot be read"),
+    ):
+        folder = damaged(name)
+        (folder / "train-000000.npy").write_bytes(saved(table) + behind)
+        cases.append((folder, sentence))
+    folder = damaged("archive")
+    np.savez(folder / "train-000000", table)
+    (folder / "train-000000.npz").replace(folder / "train-000000.npy")
+    cases.append((folder, "cannot be read"))
     for folder, sentence in cases:
         with pytest.raises(UserError) as told:
             read_data(str(folder))
@@ -203,7 +277,8 @@ def test_an_image_that_is_damaged_inside_is_named(photos: Path, packed: Path) ->
     with open(samples.files[0], "r+b") as file:
         file.seek(int(samples.table[0, 0]))
         file.write(b"\0" * 8)
-    with pytest.raises(UserError, match="cannot read the image"):
+    reason = "it is not an image, or in a format that is not known"
+    with pytest.raises(UserError, match=f"^cannot read the image {samples.name(0)}: {reason}$"):
         samples.load(0)
     assert samples.name(0) in {read_data(str(photos)).splits["train"].name(i) for i in range(21)}
 

@@ -210,7 +210,7 @@ def test_a_split_of_many_images_holds_no_object_for_each() -> None:
     files = tuple(Path(f"{i}.tar") for i in range(100))
     chosen = list(range(0, count, 2))
     tracemalloc.start()
-    whole = ShardedImages(files, shard, table, "")
+    whole = ShardedImages(files, files, shard, table, "")
     part = subset(whole, chosen)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -3,8 +3,10 @@
 A folder holds `train-000000.tar` and so on, and `shards.json`: classes, and size and checksum of each tar file. Image
 `000000012` of a split is the members `000000012.jpg` (the bytes of the original file), `000000012.cls` (the index of
 its class) and `000000012.txt` (its name). Beside each tar file lies a table of where they are, so that any image can be
-read at once: a data set in shards is read as every other one is. Images are shuffled when they are written, so that
-reading one shard after the other meets all classes; training meets them so (`stream.py`).
+read at once: a data set in shards is read as every other one is. The table file holds the names, too, after the table:
+choosing validation images by name reads no tar file. (Where it holds none, as in shards of earlier versions, names are
+read from the tar file.) Images are shuffled when they are written, so that reading one shard after the other meets all
+classes; training meets them so (`stream.py`).
 """
 
 import hashlib
@@ -13,7 +15,7 @@ import os
 import random
 import tarfile
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from semaug.data.samples import DataSet, ImageFiles, Samples, Subset, image_in
+from semaug.data.samples import DataSet, ImageFiles, Samples, Subset, image_in, why_unreadable
 from semaug.errors import UserError, on_one_line
 from semaug.files import read_json, write_atomically, write_json
 
@@ -96,11 +98,13 @@ def _write_shard(file: Path, samples: Samples, indices: list[int], first: int) -
         with open(unfinished, "rb+") as written:
             os.fsync(written.fileno())
         table = _scanned(unfinished)
+        names = b"".join(_read(unfinished, table[:, 3:]))
         unfinished.replace(file)
     finally:
         unfinished.unlink(missing_ok=True)
     packed = io.BytesIO()
     np.save(packed, table, allow_pickle=False)
+    np.save(packed, np.frombuffer(names, np.uint8), allow_pickle=False)
     write_atomically(_table_file(file), packed.getvalue())
 
 
@@ -123,12 +127,20 @@ def _scanned(file: Path) -> Table:
     """Where the members of a shard are that :func:`_write_shard` has written."""
     with tarfile.open(file) as archive:
         members = list(archive)
-    rows = []
-    for image, label, name in zip(members[::3], members[1::3], members[2::3], strict=True):
-        with open(file, "rb") as content:
-            content.seek(label.offset_data)
-            rows.append((image.offset_data, image.size, int(content.read(label.size)), name.offset_data, name.size))
-    return np.array(rows, dtype=np.int64).reshape(-1, 5)
+    images, labels, names = (
+        np.array([(member.offset_data, member.size) for member in members[kind::3]], dtype=np.int64).reshape(-1, 2)
+        for kind in range(3)
+    )
+    classes = np.array([[int(label)] for label in _read(file, labels)], dtype=np.int64).reshape(-1, 1)
+    return np.hstack([images, classes, names])
+
+
+def _read(file: Path, parts: Table) -> Iterator[bytes]:
+    """Parts of a file, given by offset and size."""
+    with open(file, "rb") as content:
+        for offset, size in parts.tolist():
+            content.seek(offset)
+            yield content.read(size)
 
 
 def _size_and_digest(file: Path) -> dict[str, Any]:
@@ -194,18 +206,24 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def _read_split(folder: Path, entries: list[dict[str, Any]], classes: int) -> "ShardedImages":
-    tables = [_table(folder / entry["file"], entry, classes) for entry in entries]
+    files = tuple(folder / entry["file"] for entry in entries)
+    tables, names = [], []
+    for file, entry in zip(files, entries, strict=True):
+        table, named_in = _table(file, entry, classes)
+        tables.append(table)
+        names.append(named_in)
     shard = np.repeat(np.arange(len(entries)), [len(table) for table in tables])
     table = np.concatenate(tables) if tables else np.empty((0, 5), np.int64)
     digest = hashlib.sha256("\n".join(entry["sha256"] for entry in entries).encode()).hexdigest()
-    return ShardedImages(tuple(folder / entry["file"] for entry in entries), shard, table, digest)
+    return ShardedImages(files, tuple(names), shard, table, digest)
 
 
-def _table(file: Path, entry: dict[str, Any], classes: int) -> Table:
+def _table(file: Path, entry: dict[str, Any], classes: int) -> tuple[Table, Path]:
+    """The table of a shard, and the file that the places of names in it refer to. The tar file is not opened."""
     try:
         size = file.stat().st_size
-        table = np.load(_table_file(file), allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        table, letters_at, names = _table_and_names(_table_file(file))
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         raise UserError(f"the shard {on_one_line(file)} cannot be read: {error}") from error
     if size != entry["bytes"]:
         raise UserError(f"the shard {on_one_line(file)} has {size} bytes and not {entry['bytes']}: it is damaged")
@@ -214,9 +232,23 @@ def _table(file: Path, entry: dict[str, Any], classes: int) -> Table:
         offset, length, label, name, letters = table.T
         sound = bool((length <= size - offset).all() and (letters <= size - name).all())
         sound &= bool((label < classes).all() and (letters <= LONGEST_NAME).all())
+        sound &= names is None or (names.dtype == np.uint8 and names.shape == (letters.sum(),))
     if not sound:
         raise UserError(f"the table of the shard {on_one_line(file)} is damaged")
-    return np.asarray(table, dtype=np.int64)
+    if names is None:
+        return table, file
+    table[:, 3] = letters_at + table[:, 4].cumsum() - table[:, 4]
+    return table, _table_file(file)
+
+
+def _table_and_names(file: Path) -> tuple[npt.NDArray[Any], int, npt.NDArray[Any] | None]:
+    """The table in a file, and offset and letters of the names behind it; None where there are no names."""
+    with open(file, "rb") as content:
+        table = np.lib.format.read_array(content, allow_pickle=False)
+        if content.tell() == os.fstat(content.fileno()).st_size:
+            return table, 0, None
+        names = np.lib.format.read_array(content, allow_pickle=False)
+        return table, content.tell() - names.nbytes, names
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,6 +256,7 @@ class ShardedImages:
     """The images of a split in shards."""
 
     files: tuple[Path, ...]
+    names: tuple[Path, ...]  # the file in which the names of each shard's images are
     shard: npt.NDArray[np.int64]  # of each image
     table: Table
     digest: str
@@ -236,19 +269,22 @@ class ShardedImages:
         return len(self.table)
 
     def load(self, i: int) -> Image.Image:
-        return image_in(self._bytes(i, 0), self.name(i))
+        content = self._bytes(self.files, i, 0)
+        try:
+            return image_in(content)
+        except UserError as error:  # the name is looked up only now
+            reason = f"cannot read the image {on_one_line(self.name(i))}: {why_unreadable(error)}"
+            raise UserError(reason) from error.__cause__
 
     def name(self, i: int) -> str:
-        return self._bytes(i, 3).decode(errors="replace")
+        return self._bytes(self.names, i, 3).decode(errors="replace")
 
     def fingerprint(self) -> str:
         return self.digest
 
-    def _bytes(self, i: int, column: int) -> bytes:
+    def _bytes(self, files: tuple[Path, ...], i: int, column: int) -> bytes:
         offset, size = self.table[i, column : column + 2].tolist()
-        file = _opened(
-            self.files[self.shard[i]], os.getpid()
-        )  # held here, as another thread may put it out of the cache
+        file = _opened(files[self.shard[i]], os.getpid())  # held here, as another thread may put it out of the cache
         return os.pread(file.fileno(), size, offset)
 
 
