@@ -5,7 +5,7 @@
 
 Optimisation is manual, since a step is two half steps of three updates. The state of the meta loop goes into
 Lightning's checkpoint, beside the weights and the optimiser, so that a run which is broken off goes on exactly: here
-four epochs at once give the same weights as two and two. ``Trainer(precision="bf16-mixed")`` works as it is;
+six epochs at once give the same weights as three and three. ``Trainer(precision="bf16-mixed")`` works as it is;
 ``16-mixed`` does not, since its scaler is Lightning's own. The data are the embedded birds.
 """
 
@@ -25,7 +25,7 @@ import semaug
 from semaug.data.birds import Birds
 from semaug.models import build_model
 
-SPECIES, PER_SPECIES, EPOCHS = 10, 100, 4
+SPECIES, PER_SPECIES, EPOCHS = 10, 100, 6
 
 
 class Learnable(L.LightningModule):

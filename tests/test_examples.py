@@ -70,7 +70,7 @@ def test_lightning_goes_on_exactly_from_its_own_checkpoint(
     def small(*_: Any) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 5))
 
-    module = example("lightning_module", monkeypatch, build_model=small)
+    module = example("lightning_module", monkeypatch, EPOCHS=4, build_model=small)
     data = noise(24, 4, 5)
     monkeypatch.setattr(module, "loaders", lambda: (module.exact_loader(data, 8), DataLoader(data, 8)))
     precisions = []
