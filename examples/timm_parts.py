@@ -4,7 +4,7 @@
 
 The pseudo update follows AdamW's own rule, layer by layer; under an optimiser that semaug has no rule for (LAMB, say)
 it is a plain gradient step, and a warning says so. The network is one that timm keeps for tests; the data are
-scikit-learn's digits, which it learns at once (for the embedded birds it needs weights or many more images).
+scikit-learn's digits, which it learns in a minute; on 1000 embedded birds it stayed at chance for six epochs.
 """
 
 import timm
@@ -21,7 +21,7 @@ DIGITS, TRAIN, EPOCHS, OPTIMIZER = 10, 1500, 3, "adamw"
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Written by 43 people, and enlarged from 8 to 32 pixels; what follows the first TRAIN images is for the test."""
+    """Enlarged from 8 to 32 pixels; what follows the first TRAIN images is for the test."""
     data = load_digits()
     grey = F.interpolate(torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1, scale_factor=4)
     images, labels = grey.expand(-1, 3, -1, -1), torch.tensor(data.target)
