@@ -8,8 +8,8 @@ schedule, logging and checkpoints go on as ever. ``LearnableTrainer`` saves the 
 checkpoints, for ``train(resume_from_checkpoint=True)``; make the model of the checkpoint with ``from_pretrained`` then,
 since the Trainer of transformers 5.22 does not find all weights of networks that are saved under older names, as ViT
 and DINOv2 are. For one process without ``fp16``; instead of ``gradient_accumulation_steps``, take the learner's
-``micro_batch``. The network is a small DINOv2 without weights, the data are the embedded birds. Takes a few
-minutes on two CPU cores.
+``micro_batch``. The network is a small DINOv2 without weights; the data are scikit-learn's digits, which such a network
+learns in a minute; on 400 embedded birds it stayed at chance.
 """
 
 import tempfile
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from transformers import Dinov2Config, Dinov2ForImageClassification, Trainer, TrainingArguments
 
 import semaug
-from semaug.data.birds import Birds
 
-SPECIES, PER_SPECIES, EPOCHS, BATCH = 10, 40, 3, 40
+DIGITS, EPOCHS, BATCH = 10, 4, 50
 
 
 class IsdaTrainer(Trainer):
@@ -68,21 +68,24 @@ class LearnableTrainer(Trainer):
         torch.save(self.learner.state_dict(), folder / "learner.pt")
 
 
-class Photos(torch.utils.data.Dataset[dict[str, Any]]):
-    def __init__(self, split: str, per_species: int) -> None:
-        self.birds = Birds(SPECIES, per_species, split, size=64, transform=lambda image: image / 127.5 - 1)
+class Digits(torch.utils.data.Dataset[dict[str, Any]]):
+    """Of 8×8 pixels; the last 297 are for the test."""
+
+    def __init__(self, split: str) -> None:
+        digits, chosen = load_digits(), slice(1500) if split == "train" else slice(1500, None)
+        grey = torch.tensor(digits.images[chosen], dtype=torch.float32) / 8 - 1
+        self.images, self.labels = grey[:, None].expand(-1, 3, -1, -1), digits.target[chosen]
 
     def __len__(self) -> int:
-        return len(self.birds)
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        image, label = self.birds[index]
-        return {"pixel_values": image, "labels": label}
+        return {"pixel_values": self.images[index], "labels": int(self.labels[index])}
 
 
 def small_model() -> Dinov2ForImageClassification:
-    sizes = {"image_size": 64, "patch_size": 8, "hidden_size": 64, "mlp_ratio": 2}
-    config = Dinov2Config(num_hidden_layers=3, num_attention_heads=4, num_labels=SPECIES, **sizes)
+    sizes = {"image_size": 8, "patch_size": 2, "hidden_size": 64, "mlp_ratio": 2}
+    config = Dinov2Config(num_hidden_layers=3, num_attention_heads=4, num_labels=DIGITS, **sizes)
     return Dinov2ForImageClassification(config)
 
 
@@ -91,7 +94,7 @@ def arguments(folder: str) -> TrainingArguments:
         folder,
         num_train_epochs=EPOCHS,
         per_device_train_batch_size=BATCH,
-        per_device_eval_batch_size=10,
+        per_device_eval_batch_size=11,
         dataloader_drop_last=True,  # in evaluation too
         learning_rate=2e-3,
         save_strategy="epoch",
@@ -108,7 +111,7 @@ def accuracy(predictions: Any) -> dict[str, float]:
 
 
 def main() -> None:
-    train, test = Photos("train", PER_SPECIES), Photos("test", 10)
+    train, test = Digits("train"), Digits("test")
     for kind, options in (
         (IsdaTrainer, {"strength": 2.0}),
         (LearnableTrainer, {"augmentation": {"strength": 2.0, "frozen_blocks": 1}}),
@@ -117,8 +120,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             data = {"train_dataset": train, "eval_dataset": test, "compute_metrics": accuracy}
             trainer = kind(small_model(), args=arguments(folder), **data, **options)
-            loss = trainer.train().training_loss
-            print(f"{kind.__name__}: loss {loss:.2f}, test accuracy {100 * trainer.evaluate()['eval_accuracy']:.1f} %")
+            loss, right = trainer.train().training_loss, 100 * trainer.evaluate()["eval_accuracy"]
+            print(f"{kind.__name__}: loss {loss:.2f}, test accuracy {right:.1f} % (chance: {100 / DIGITS:.0f} %)")
 
 
 if __name__ == "__main__":

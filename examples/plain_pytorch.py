@@ -3,8 +3,7 @@
     python examples/plain_pytorch.py
 
 The loop is yours: :class:`semaug.LearnableAugmentation` takes the place of forward, backward and optimiser step.
-The data are the embedded birds. Takes a few
-minutes on two CPU cores.
+The data are the embedded birds.
 """
 
 import torch
@@ -47,7 +46,7 @@ def main() -> None:
             for images, labels in test:
                 scores.update(model(images).softmax(1), labels)
         found = {name.removeprefix("Multiclass"): f"{float(value):.3f}" for name, value in scores.compute().items()}
-        print(f"epoch {epoch + 1}: loss {float(loss.compute()):.2f}, test {found}")
+        print(f"epoch {epoch + 1}: loss {float(loss.compute()):.2f}, test {found} (chance: {1 / SPECIES:.3f})")
         scores.reset()
         loss.reset()
 

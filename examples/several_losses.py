@@ -81,7 +81,7 @@ def main() -> None:
             accuracy = (model(test_images).species.argmax(1) == test_labels).float().mean()
         print(
             f"epoch {epoch + 1}: ISDA loss {metrics['train_loss']:.2f}, rest {metrics['rest_loss']:.2f}, "
-            f"test accuracy {100 * accuracy:.1f} %"
+            f"test accuracy {100 * accuracy:.1f} % (chance: {100 / SPECIES:.0f} %)"
         )
 
 

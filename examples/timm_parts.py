@@ -3,38 +3,41 @@
     python examples/timm_parts.py
 
 The pseudo update follows AdamW's own rule, layer by layer; under an optimiser that semaug has no rule for (LAMB, say)
-it is a plain gradient step, and a warning says so. The data are the embedded birds. Takes a few
-minutes on two CPU cores.
+it is a plain gradient step, and a warning says so. The network is one that timm keeps for tests; the data are
+scikit-learn's digits, which it learns in a minute; on 1000 embedded birds it stayed at chance for six epochs.
 """
 
 import timm
 import torch
+from sklearn.datasets import load_digits
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import semaug
-from semaug.data.birds import Birds
 
-SPECIES, PER_SPECIES, EPOCHS, OPTIMIZER = 10, 40, 4, "adamw"
+DIGITS, TRAIN, EPOCHS, OPTIMIZER = 10, 1500, 3, "adamw"
 
 
-def birds(split: str, per_species: int) -> TensorDataset:
-    """Drawn once, for all epochs."""
-    data = Birds(SPECIES, per_species, split, size=64, transform=lambda image: image / 127.5 - 1)
-    images, labels = zip(*(data[i] for i in range(len(data))), strict=True)
-    return TensorDataset(torch.stack(images), torch.tensor(labels))
+def digits() -> tuple[TensorDataset, TensorDataset]:
+    """Enlarged from 8 to 32 pixels; what follows the first TRAIN images is for the test."""
+    data = load_digits()
+    grey = F.interpolate(torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1, scale_factor=4)
+    images, labels = grey.expand(-1, 3, -1, -1), torch.tensor(data.target)
+    return TensorDataset(images[:TRAIN], labels[:TRAIN]), TensorDataset(images[TRAIN:], labels[TRAIN:])
 
 
 def main() -> None:
     torch.manual_seed(0)
-    model = timm.create_model("convnext_atto", num_classes=SPECIES, drop_path_rate=0.1)
+    model = timm.create_model("test_resnet", num_classes=DIGITS)
     optimizer = create_optimizer_v2(model, opt=OPTIMIZER, lr=0.002, weight_decay=0.05, layer_decay=0.9)
-    loader = DataLoader(birds("train", PER_SPECIES), batch_size=40, shuffle=True, drop_last=True)
-    test = DataLoader(birds("test", PER_SPECIES // 4), batch_size=50)
+    train, unseen = digits()
+    loader = DataLoader(train, batch_size=50, shuffle=True, drop_last=True)
+    test = DataLoader(unseen, batch_size=100)
     steps = {"step_on_epochs": False, "updates_per_epoch": len(loader)}
     scheduler, _ = create_scheduler_v2(optimizer, sched="cosine", num_epochs=EPOCHS, warmup_epochs=1, **steps)
-    learner = semaug.LearnableAugmentation(model, optimizer, strength=2.0, frozen_blocks=6, order="pipelined")
+    learner = semaug.LearnableAugmentation(model, optimizer, strength=2.0, frozen_blocks=1, order="pipelined")
     updates = 0
     for epoch in range(EPOCHS):
         model.train()
@@ -49,7 +52,7 @@ def main() -> None:
         rates = sorted({group["lr"] for group in optimizer.param_groups})
         print(
             f"epoch {epoch + 1}: loss {metrics['train_loss']:.2f}, learning rates {rates[0]:.1e} to {rates[-1]:.1e}, "
-            f"test accuracy {100 * torch.cat(right).float().mean():.1f} %"
+            f"test accuracy {100 * torch.cat(right).float().mean():.1f} % (chance: {100 / DIGITS:.0f} %)"
         )
 
 

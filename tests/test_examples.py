@@ -50,7 +50,8 @@ def test_plain_pytorch_with_torchmetrics(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_timm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], optimizer: str) -> None:
     monkeypatch.setattr("semaug.optim._warned", set())
-    module = example("timm_parts", monkeypatch, PER_SPECIES=4, EPOCHS=2, OPTIMIZER=optimizer)
+    module = example("timm_parts", monkeypatch, EPOCHS=2, OPTIMIZER=optimizer)
+    monkeypatch.setattr(module, "digits", lambda: (noise(100, 32, 10), noise(20, 32, 10)))
     if optimizer == "adamw":  # which has a rule of its own: no warning
         module.main()
     else:
@@ -69,7 +70,7 @@ def test_lightning_goes_on_exactly_from_its_own_checkpoint(
     def small(*_: Any) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 5))
 
-    module = example("lightning_module", monkeypatch, build_model=small)
+    module = example("lightning_module", monkeypatch, EPOCHS=4, build_model=small)
     data = noise(24, 4, 5)
     monkeypatch.setattr(module, "loaders", lambda: (module.exact_loader(data, 8), DataLoader(data, 8)))
     precisions = []
@@ -96,8 +97,8 @@ def test_lightning_goes_on_exactly_from_its_own_checkpoint(
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
     """Noise as Hugging Face has it."""
 
-    def __init__(self, split: str, per_species: int) -> None:
-        self.data = noise(20, 64, 10)
+    def __init__(self, split: str) -> None:
+        self.data = noise(20, 8, 10)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -108,7 +109,7 @@ class Rows(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 def test_hugging_face_trainer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    module = example("hugging_face", monkeypatch, EPOCHS=1, BATCH=10, Photos=Rows)
+    module = example("hugging_face", monkeypatch, EPOCHS=1, BATCH=10, Digits=Rows)
     module.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if "Trainer: loss" in line]
     assert [line.split(":")[0] for line in lines] == ["IsdaTrainer", "LearnableTrainer"]
@@ -126,7 +127,7 @@ def test_hugging_face_trainer_goes_on_exactly_from_its_own_checkpoint(
         if resume:  # without which the Trainer would not find all of DINOv2's weights
             model = type(model).from_pretrained(tmp_path / "checkpoint-2")
         trainer = module.LearnableTrainer(
-            model, args=module.arguments(str(tmp_path)), train_dataset=Rows("", 0), augmentation=options
+            model, args=module.arguments(str(tmp_path)), train_dataset=Rows(""), augmentation=options
         )
         trainer.train(resume_from_checkpoint=resume)
         assert trainer.learner.half_steps == 8

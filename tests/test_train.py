@@ -270,6 +270,22 @@ def test_without_a_name_the_method_is_isda_and_each_method_has_its_strength() ->
         assert TrainConfig(data="photos", method=method).filled().augmentation.strength == strength  # type: ignore[arg-type]
 
 
+def test_pretrained_weights_are_the_default_where_there_are_any() -> None:
+    assert TrainConfig(data="photos").filled().pretrained
+    assert TrainConfig(data="photos", model="mobilenetv3_small_050").filled().pretrained
+    for config in (
+        TrainConfig(data="photos", model="small"),
+        TrainConfig(data="photos", weights=Path("weights.safetensors")),
+        TrainConfig(data="birds", model="resnet18"),
+    ):
+        assert config.filled().pretrained is False
+
+
+def test_our_own_network_trains_on_a_folder_without_a_word_on_pretrained(photos: Path, tmp_path: Path) -> None:
+    assert config(photos, tmp_path / "run", epochs=1, pretrained=None).model == "small"
+    train(config(photos, tmp_path / "run", epochs=1, pretrained=None))
+
+
 @pytest.mark.parametrize("options", [{"rank": 2}, {"fixed_trace": 0.5}])
 def test_settings_of_covnet_are_refused_where_another_source_is_learned(
     photos: Path, tmp_path: Path, options: dict[str, Any]

@@ -229,7 +229,7 @@ class Check:
     """Processes that read images."""
 
     def run(self) -> None:
-        from semaug.data.check import check_data
+        from semaug.data.check import NAMED, check_data
         from semaug.data.readers import read_data
         from semaug.data.shards import damaged_shards, holds_shards
         from semaug.files import write_atomically
@@ -251,7 +251,7 @@ class Check:
             print(f"  {name}: {split.images} images of {split.classes} classes{spread}{sizes}")
         for problem in report.problems:
             print(f"  ! {problem}")
-        for item in report.unreadable:
+        for item in report.unreadable if len(report.unreadable) > NAMED else ():  # a few are in the sentence already
             print(f"    {on_one_line(item.image.name)}: {item.reason}")
         if damaged:
             print(f"  ! not what was written: {', '.join(map(on_one_line, damaged))}")

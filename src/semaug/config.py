@@ -34,7 +34,8 @@ class TrainConfig:
     weights: Path | None = None
     """Weights to start from: a .safetensors file, or a .pth file (which is read without unpickling)."""
     pretrained: bool | None = None
-    """Start from the library's ImageNet weights; yes if not given, except with --weights or on the embedded birds."""
+    """Start from the library's ImageNet weights; yes if not given, except with --weights, for our own small network, or
+    on the embedded birds."""
     method: methods.Method = "isda"
     """How to train: isda did best in our comparisons (docs/learning-the-covariance.md); learnable is the paper's."""
     epochs: int | None = None
@@ -120,7 +121,7 @@ class TrainConfig:
         name = f"{Path(self.data).stem}-{model.replace('/', '-')}-{self.method}-{self.seed}"
         defaults: dict[str, Any] = {
             "model": model,
-            "pretrained": self.weights is None and not embedded,
+            "pretrained": self.weights is None and not embedded and model != "small",
             "epochs": 15 if embedded else 300 if p2p else 100,
             "resize": 96 if embedded else 600,
             "crop": 88 if embedded else 448,

@@ -49,7 +49,7 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
     """
     if name == "small":
         if pretrained:
-            raise UserError("the model 'small' has no pretrained weights; leave out --pretrained")
+            raise UserError("the model 'small' has no pretrained weights; leave out --pretrained True")
         return SmallNet(num_classes)
     library, _, short = name.rpartition("/")
     if library not in ("", "timm", "torchvision"):

@@ -454,6 +454,16 @@ def test_data_check_lists_every_bad_image(photos: Path, capsys: pytest.CaptureFi
             assert any(line.startswith(f"    {split}/") and f"/{name}: " in line and reason in line for line in lines)
 
 
+def test_data_check_names_a_single_bad_image_once(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    without_bad(photos)
+    bad = next((photos / "test").rglob("*.png"))
+    bad.write_bytes(b"")
+    assert main(["data", "check", str(photos), "--workers", "0"]) == 0
+    output = capsys.readouterr().out
+    assert "  ! 1 image is unreadable" in output
+    assert output.count(bad.name) == 1
+
+
 def test_predict_goes_on_with_the_others_and_reports_the_bad_ones(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,8 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def port(run: Path) -> Iterator[int]:
+@contextmanager
+def server(run: Path) -> Iterator[int]:
     """A server, started as a user would and ended as a user would."""
     process = subprocess.Popen(
         [sys.executable, "-m", "semaug", "serve", str(run), "--port", "0"],
@@ -65,6 +66,19 @@ def port(run: Path) -> Iterator[int]:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.strip().splitlines() == ["semaug: stopped by SIGINT"]
+
+
+@pytest.fixture(scope="module")
+def port(run: Path) -> Iterator[int]:
+    with server(run) as port:
+        yield port
+
+
+def test_an_image_that_never_arrives_does_not_keep_the_server_from_ending(run: Path) -> None:
+    with socket.socket() as waiting, server(run) as port:  # the server ends first
+        waiting.connect(("127.0.0.1", port))
+        waiting.sendall(f"POST /answer HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-length: 9\r\n\r\nGIF".encode())
+        assert ask(port, "GET", "/")[0] == 200
 
 
 def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:

@@ -15,6 +15,8 @@ from semaug.errors import on_one_line
 
 TINY_CLASS = 5
 """A class with fewer training images is reported."""
+NAMED = 3
+"""So many examples are named in the sentence about a problem."""
 
 
 @dataclass(frozen=True)
@@ -200,4 +202,4 @@ def _count(things: Sequence[object] | dict[str, int], noun: str) -> str:
 
 def _some(examples: Iterable[str], separator: str = ", ") -> str:
     shown = list(examples)
-    return separator.join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+    return separator.join(shown[:NAMED]) + (f" and {len(shown) - NAMED} more" if len(shown) > NAMED else "")

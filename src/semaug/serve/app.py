@@ -6,6 +6,7 @@ data. A request must name the server as its user would: another web page that ha
 """
 
 import ipaddress
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -195,6 +196,9 @@ def run(app: Starlette, listening: socket.socket) -> None:
         lifespan="off",
         ws="none",
         limit_concurrency=AT_ONCE,
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=1,
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    server = uvicorn.Server(config)
+    # requests that the end cuts off are no errors
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)
+    server.run(sockets=[listening])
