@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,8 @@ def test_a_reader_that_closes_the_output_early_sees_no_traceback() -> None:
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(60) == 1
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = semaug("--version")
+    assert (done.returncode, done.stdout) == (0, f"semaug {version('semaug')}\n")

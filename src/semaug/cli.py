@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast
 import tyro
 from rich.console import Console
 
-from semaug import distributed
+from semaug import __version__, distributed
 from semaug.bench import BenchConfig
 from semaug.config import TrainConfig
 from semaug.errors import UserError, on_one_line
@@ -519,6 +519,10 @@ Command = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["--version"]:
+        print(f"semaug {__version__}")
+        return 0
     description = "Fine-grained image recognition with learnable semantic data augmentation."
     command: Any = None
     try:
