@@ -29,6 +29,7 @@ AT_10 = {
     "--meta-images randaugment",
     "Adam 0.001, class-wise variance × learned factor, alignment": "learnable --order pipelined --source modulated "
     f"{ADAM} --meta-objective alignment",
+    "*joint*: SGD 0.001 on the training loss itself, without a meta loop": "joint",
 }
 AT_40 = {
     "isda": "isda",
