@@ -186,7 +186,7 @@ def folder(chosen: str = "learnable", options: dict[str, Any] | None = None, **t
 def test_the_same_settings_give_the_same_directory_and_others_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert str(folder()).startswith("runs/compare/runs/birds-small-learnable-10-")
+    assert str(folder()).startswith("runs/compare/runs/birds-small-learnable-3-")
     assert folder() == folder(epochs=15)  # the default on the embedded birds
     assert folder() == folder(options={"jobs": 3, "seeds": (0, 7)}, workers=7)
     assert folder() != folder(epochs=16)
