@@ -40,7 +40,7 @@ bench: $(READY)
 	$(BIN)/semaug bench
 
 theorem: $(READY)
-	$(BIN)/python -m semaug.experiments.theorem theorem.png
+	$(BIN)/python -m semaug.studies.theorem theorem.png
 
 # A wheel and an sdist in dist/; the wheel is made from the sdist.
 dist: $(READY)

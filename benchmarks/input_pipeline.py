@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from semaug import methods
 from semaug.data.images import Preprocessing, decoded
 from semaug.data.readers import read_data
-from semaug.models import build_model
+from semaug.network.models import build_model
+from semaug.training import methods
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import timm
 import torch
 
 import semaug
-from semaug import distributed
+from semaug.util import distributed
 
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {"source": semaug.Constant(0.0), "strength": 0.0},
@@ -55,13 +55,13 @@ def measure(args: argparse.Namespace, device: str, learner: semaug.LearnableAugm
     for repetition in range(-1, args.repetitions):
         for name, kind in WAYS.items():
             distributed._Sum = kind  # type: ignore[misc]
-            distributed.of_all([0])  # all begin together
+            distributed.gather_numbers([0])  # all begin together
             start = time.perf_counter()
             for _ in range(args.steps):
                 learner.step(images, labels)
             if device.startswith("cuda"):
                 torch.cuda.synchronize()
-            distributed.of_all([0])
+            distributed.gather_numbers([0])
             if repetition >= 0:
                 times[name].append((time.perf_counter() - start) / args.steps)
     return {name: statistics.median(values) for name, values in times.items()}
@@ -78,20 +78,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=7)
     args = parser.parse_args()
-    device = distributed.start(args.device)
+    device = distributed.initialize(args.device)
     if not distributed.is_running():
         parser.error("start it with torchrun, in two processes or more")
     distributed.BUCKET = round(args.bucket * 2**20)
     for name, options in METHODS.items():
         found = measure(args, device, learner_of(args, device, options))
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             ratio = found["during"] / found["after"]
             print(
                 f"{name:14s} {1e3 * found['after']:8.1f} ms with sums after the backward pass, "
                 f"{1e3 * found['during']:8.1f} ms during it: {ratio:.3f}",
                 flush=True,
             )
-    distributed.stop()
+    distributed.shut_down()
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from semaug import methods
-from semaug.bench import median_and_spread
-from semaug.meta import LearnableAugmentation
-from semaug.models import build_model
+from semaug.meta.learner import LearnableAugmentation
+from semaug.network.models import build_model
+from semaug.studies.bench import median_and_spread
+from semaug.training import methods
 
 CASES: dict[str, tuple[methods.Method, dict[str, Any]]] = {
     "P2P-Net": ("p2p", {}),

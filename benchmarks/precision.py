@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import semaug
-from semaug import metagrad
-from semaug.metagrad import TrainProblem
-from semaug.models import build_model, load_weights
-from semaug.network import Network
+from semaug.meta import gradient as metagrad
+from semaug.meta.gradient import TrainProblem
+from semaug.network.models import build_model, load_weights
+from semaug.network.network import Network
 
 Found = dict[str, Tensor]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

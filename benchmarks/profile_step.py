@@ -24,8 +24,8 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import semaug
-import semaug.meta
-from semaug.network import Network
+import semaug.meta.learner
+from semaug.network.network import Network
 
 KINDS = {  # in this order: the first that fits a kernel's name
     "normalisation": ("batch_norm", "bn_fw", "bn_bw", "batchnorm", "_norm_", "layer_norm"),
@@ -148,7 +148,7 @@ def main() -> None:
     phases.around(semaug.LearnableAugmentation, "meta_update", "meta backward")
     phases.around(semaug.LearnableAugmentation, "_late_meta_update", "meta backward")
     phases.around(semaug.LearnableAugmentation, "real_update", "real backward and step")
-    phases.around(semaug.meta, "meta_gradient", "tangent pass and head")
+    phases.around(semaug.meta.learner, "meta_gradient", "tangent pass and head")
     for order in args.orders:
         torch.manual_seed(0)
         options = {"img_size": args.pixels} if args.model.startswith(("vit", "swin")) else {}

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import timm
 import torch
 
-from semaug import CovNet, distributed
-from semaug.network import Network
+from semaug import CovNet
+from semaug.network.network import Network
+from semaug.util import distributed
 
 NUMBER = 4  # bytes of one in fp32
 IMAGES = 128  # of a step on one GPU, in two halves

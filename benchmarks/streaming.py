@@ -23,13 +23,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from semaug import methods
 from semaug.data.images import Preprocessing, decoded
 from semaug.data.readers import split_validation
 from semaug.data.samples import ImageFiles
 from semaug.data.shards import ShardedImages
-from semaug.data.stream import shards_of, streamed, streaming_order
-from semaug.models import build_model
+from semaug.data.stream import shards_of, stream_pixels, streaming_order
+from semaug.network.models import build_model
+from semaug.training import methods
 
 CLASSES = 100
 WARM_UP = 3  # steps, of each turn
@@ -124,7 +124,9 @@ def main() -> None:
             rates = []
             for _ in range(args.turns):
                 start = time.perf_counter()
-                count = sum(map(len, streamed(samples, preprocessing, torch.arange(args.images).split(size), workers)))
+                count = sum(
+                    map(len, stream_pixels(samples, preprocessing, torch.arange(args.images).split(size), workers))
+                )
                 rates.append(count / (time.perf_counter() - start))
             print(f"decoding alone, {workers} processes: {statistics.median(rates):.0f} images/s", flush=True)
         everything = decoded(samples, preprocessing, None).to(device)
@@ -155,7 +157,7 @@ def main() -> None:
         for _ in range(args.turns):
             found["decoded"].append(turn(on_decoded()))
             parts = places(WARM_UP + args.steps)
-            with closing(streamed(samples, preprocessing, parts, args.workers)) as stream:
+            with closing(stream_pixels(samples, preprocessing, parts, args.workers)) as stream:
                 found["stream"].append(turn(stream))
     (plain, _, own), (rate, waiting, other) = (map(statistics.median, zip(*found[name], strict=True)) for name in found)
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {args.threads} threads"

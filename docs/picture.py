@@ -20,10 +20,10 @@ from torch import Tensor
 
 from semaug.data.birds import TRAITS, Species, species
 from semaug.data.destruction import AUGMENTATIONS, LEFT, Pair, augment_all, difference_left, look_alike_pairs, measure
-from semaug.figures.drawing import COLOURS, INK, RULE, SOFT, files, plain_axes
-from semaug.figures.groups import confusion_counts
-from semaug.figures.looking import look, run_samples
-from semaug.figures.views import View, load_augmenting
+from semaug.report.figures.drawing import COLOURS, INK, RULE, SOFT, files, plain_axes
+from semaug.report.figures.groups import confusion_counts
+from semaug.report.figures.looking import look, run_samples
+from semaug.report.figures.views import View, load_augmenting
 
 SHOWN = ("CutMix", "Random Erasing")
 DRAWS = 60

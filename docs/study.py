@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean, stdev
 
-from semaug.experiments.paired import paired
+from semaug.studies.paired import paired
 
 HERE = Path(__file__).parent / "results"
 Cell = tuple[str, int, str, str]  # network, epochs, method with its options, strength

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 import semaug
 from semaug.data.birds import Birds
-from semaug.models import build_model
+from semaug.network.models import build_model
 
 SPECIES, PER_SPECIES, EPOCHS = 10, 100, 6
 

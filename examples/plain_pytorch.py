@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibratio
 
 import semaug
 from semaug.data.birds import Birds
-from semaug.models import build_model
+from semaug.network.models import build_model
 
 SPECIES, PER_SPECIES, EPOCHS = 10, 60, 5
 

@@ -8,7 +8,7 @@ from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from semaug.tangents import Record, Recorder, TangentRules
+from semaug.network.tangents import Record, Recorder, TangentRules
 
 Function = Callable[..., Tensor]
 

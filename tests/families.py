@@ -107,7 +107,7 @@ def build(name: str) -> nn.Module:
 
 def try_out(model: nn.Module) -> int:
     """One training step in both orders, half of the blocks frozen; returns the number of blocks."""
-    semaug.metagrad._without_formula.clear()  # so that each network warns of the operators that it has
+    semaug.meta.gradient._without_formula.clear()  # so that each network warns of the operators that it has
     count = sum(block.name != "stem" for block in semaug.Network(model).blocks)
     images, labels = torch.randn(4, 3, PIXELS, PIXELS), torch.tensor([0, 1, 2, 3])
     for order in ("paper", "pipelined"):

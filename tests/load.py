@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from semaug.meta import LearnableAugmentation, Order
+from semaug.meta.learner import LearnableAugmentation, Order
 from tiny import TinyNet
 
 MB = 1e6

@@ -4,9 +4,9 @@ import os
 import sys
 from typing import Any
 
-from semaug.cli import main
-from semaug.errors import UserError
-from semaug.meta import LearnableAugmentation
+from semaug.cli.main import main
+from semaug.meta.learner import LearnableAugmentation
+from semaug.util.errors import SemaugError
 
 steps = iter(range(1_000_000))
 original = LearnableAugmentation.step
@@ -14,7 +14,7 @@ original = LearnableAugmentation.step
 
 def step(self: LearnableAugmentation, *batch: Any) -> Any:
     if next(steps) == 2 and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-        raise UserError("the last process has had enough")
+        raise SemaugError("the last process has had enough")
     return original(self, *batch)
 
 

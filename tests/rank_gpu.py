@@ -15,7 +15,7 @@ import torch
 from torch import distributed as dist
 
 import ranks
-from semaug import distributed
+from semaug.util import distributed
 from several import in_processes
 
 MODES = {"nccl": 1, "gloo": 2}  # ranks
@@ -39,7 +39,7 @@ def main(mode: str) -> None:
     alone = {name: ranks.trained(case) for name, case in CASES.items()}
     limit = timedelta(seconds=SECONDS)
     if mode == "nccl":
-        distributed.start("cuda", limit)
+        distributed.initialize("cuda", limit)
         distributed.is_running = lambda: True  # though there is but one
     else:
         torch.cuda.set_device(0)
@@ -57,7 +57,7 @@ def main(mode: str) -> None:
         assert sent.reduced > 0
         assert (sent.gathered > 0) == (case.source == "modulated")
         worst = max(worst, error)
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             print(
                 f"{mode}, {name}: parameters differ by {error:.1e}, metrics by {of_metrics:.1e}; {seconds:.1f} s, "
                 f"{sent.reduced} bytes to sums, {sent.gathered} gathered",

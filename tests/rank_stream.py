@@ -17,12 +17,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from semaug import distributed
-from semaug.config import TrainConfig
 from semaug.data.images import IMAGENET_MEAN, IMAGENET_STD
-from semaug.interrupt import Interrupted
-from semaug.meta import LearnableAugmentation
-from semaug.train import train
+from semaug.meta.learner import LearnableAugmentation
+from semaug.training.settings import TrainConfig
+from semaug.training.trainer import train
+from semaug.util import distributed
+from semaug.util.signals import Interrupted
 
 CLASSES, SIDE = 10, 8
 
@@ -101,11 +101,11 @@ def watched(settings: TrainConfig, stop_in: int | None = None) -> list[list[int]
 if __name__ == "__main__":
     torch.set_num_threads(1)
     shards, folder = map(Path, sys.argv[1:])
-    distributed.start("cpu")
+    distributed.initialize("cpu")
     found = {
         "whole": watched(config(shards, folder / "whole")),
         "broken": watched(config(shards, folder / "broken"), stop_in=6),
         "rest": watched(config(shards, folder / "broken", workers=0)),
     }
     (folder / f"{distributed.rank()}.json").write_text(json.dumps(found))
-    distributed.stop()
+    distributed.shut_down()

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from semaug import distributed, progress
-from semaug.config import TrainConfig
-from semaug.methods import Augmentation
-from semaug.train import train
+from semaug.training.methods import Augmentation
+from semaug.training.settings import TrainConfig
+from semaug.training.trainer import train
+from semaug.util import distributed, progress
 
 SETTINGS: dict[str, Any] = {
     "method": "learnable",
@@ -64,7 +64,7 @@ def run(photos: Path, output: Path, name: str, last: int = 99) -> Path:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    distributed.start("cpu")
+    distributed.initialize("cpu")
     for name in sys.argv[4:]:
         run(Path(sys.argv[1]), Path(sys.argv[2]), name, int(sys.argv[3]))
-    distributed.stop()
+    distributed.shut_down()

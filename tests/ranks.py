@@ -15,10 +15,10 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 import semaug
-from semaug import distributed
-from semaug.methods import Augmentation, dressed, make_learner, parameter_groups
-from semaug.models import build_model
-from semaug.network import Network
+from semaug.network.models import build_model
+from semaug.network.network import Network
+from semaug.training.methods import Augmentation, dressed, make_learner, parameter_groups
+from semaug.util import distributed
 
 CLASSES, WIDTH = 4, 4
 DEVICE = "cpu"
@@ -279,7 +279,7 @@ def overlapping(case: Case) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    distributed.start("cpu")
+    distributed.initialize("cpu")
     found = {
         "cases": {name: trained(case) for name, case in cases_for(distributed.world_size()).items()},
         "local": trained(LOCAL),
@@ -290,7 +290,7 @@ def main() -> None:
         "overlapping": {name: (overlapping(case), trained(case)[0]) for name, case in OVERLAPPING.items()},
     }
     torch.save(found, f"{sys.argv[1]}/{distributed.rank()}.pt")
-    distributed.stop()
+    distributed.shut_down()
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from semaug import checkpoint
 from semaug.data.samples import embedded_birds
 from semaug.data.shards import write_shards
+from semaug.training import checkpoints as checkpoint
 
 OPTIONS = ["--model", "small", "--pretrained", "False", "--workers", "0", "--lr", "0.01", "--meta-lr", "0.1"]
 FEW = ["--resize", "40", "--crop", "32", "--batch-size", "2", "--val-per-class", "2", "--cache", "None"]
@@ -116,14 +116,16 @@ def kill(
 
 def _forked(command: list[str], run: Path) -> ForkServerProcess:
     """The command in a process forked from one that has imported everything, which spares some seconds."""
-    FORKS.set_forkserver_preload(["semaug.cli", "semaug.train", "semaug.report", "torchvision.transforms.v2"])
+    FORKS.set_forkserver_preload(
+        ["semaug.cli.main", "semaug.training.trainer", "semaug.report", "torchvision.transforms.v2"]
+    )
     process = FORKS.Process(target=_main, args=(command, run.with_suffix(".log")))
     process.start()
     return process
 
 
 def _main(command: list[str], log: Path) -> None:
-    from semaug.cli import main
+    from semaug.cli.main import main
 
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
@@ -255,16 +257,16 @@ class Phase:
 PHASES = {
     "decoding": Phase("semaug.data.images", "Preprocessing.pixels", 20),
     "decoding in two processes": Phase("semaug.data.images", "Preprocessing.pixels", 20, ("--workers", "2")),
-    "training": Phase("semaug.meta", "LearnableAugmentation.step", 3),
-    "training on a stream": Phase("semaug.meta", "LearnableAugmentation.step", 3, STREAM),
+    "training": Phase("semaug.meta.learner", "LearnableAugmentation.step", 3),
+    "training on a stream": Phase("semaug.meta.learner", "LearnableAugmentation.step", 3, STREAM),
     "validation": Phase("semaug.data.images", "Preprocessing.evaluation_input", 2),
-    "the last evaluation": Phase("semaug.runs", "Classifier.probabilities", 2),
-    "choosing pictures": Phase("semaug.report.pictures", "data_uri", 2),
+    "the last evaluation": Phase("semaug.inference.runs", "Classifier.probabilities", 2),
+    "choosing pictures": Phase("semaug.inference.pictures", "data_uri", 2),
     "writing the report": Phase("semaug.report.charts", "line_chart", 2),
 }
 WATCHED = """
 import importlib, os, pathlib, signal, sys, time
-from semaug.cli import main
+from semaug.cli.main import main
 module, function, call, folder, holds, *command = sys.argv[1:]
 owner, (*outer, name) = importlib.import_module(module), function.split(".")
 for part in outer:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import semaug
-from semaug.cli import main
+from semaug.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]

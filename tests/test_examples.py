@@ -49,7 +49,7 @@ def test_plain_pytorch_with_torchmetrics(monkeypatch: pytest.MonkeyPatch, capsys
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_timm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], optimizer: str) -> None:
-    monkeypatch.setattr("semaug.optim._warned", set())
+    monkeypatch.setattr("semaug.meta.sensitivity._warned", set())
     module = example("timm_parts", monkeypatch, EPOCHS=2, OPTIMIZER=optimizer)
     monkeypatch.setattr(module, "digits", lambda: (noise(100, 32, 10), noise(20, 32, 10)))
     if optimizer == "adamw":  # which has a rule of its own: no warning

@@ -12,12 +12,12 @@ from semaug.data.check import check_data
 from semaug.data.images import Preprocessing, decoded
 from semaug.data.readers import read_data
 from semaug.data.samples import DataSet
-from semaug.meta import Order
-from semaug.models import build_model
-from semaug.predict import expand, predict, write
+from semaug.inference.predict import expand, predict, write
+from semaug.inference.runs import MAX_CLASSES, Classifier
+from semaug.meta.learner import Order
+from semaug.network.models import build_model
 from semaug.report.matrix import confusion_matrix
 from semaug.report.reading import ReportedRun
-from semaug.runs import MAX_CLASSES, Classifier
 
 SIZE = load.Size(classes=100, train=16, test=4)
 SETTINGS = Preprocessing(load.RESIZE, load.CROP)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from commands import OPTIONS
 from photos import photo_folder
 from semaug import __version__
-from test_cli import OPTIONS
 
 ROOT = Path(__file__).parents[1]
 

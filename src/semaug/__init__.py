@@ -1,15 +1,15 @@
 """semaug: fine-grained image recognition with learnable semantic data augmentation.
 
-The algorithm is in three files: :mod:`semaug.functional` (the loss), :mod:`semaug.sources` (where the covariance comes
-from) and :mod:`semaug.meta` (the meta loop).
+The algorithm is in three files: :mod:`semaug.isda.loss` (the loss), :mod:`semaug.isda.sources` (where the covariance comes
+from) and :mod:`semaug.meta.learner` (the meta loop).
 """
 
-from semaug.covariance import Covariance, Diagonal, Full, LowRank
-from semaug.functional import augmented_logits, isda_loss, strength
-from semaug.loss import ISDALoss
-from semaug.meta import JointAugmentation, LearnableAugmentation
-from semaug.network import Composite, Network
-from semaug.sources import ClassCovariance, Constant, CovNet, ModulatedClassCovariance, Source
+from semaug.isda.covariance import Covariance, Diagonal, Full, LowRank
+from semaug.isda.functional import augmented_logits, isda_loss, strength
+from semaug.isda.loss import ISDALoss
+from semaug.isda.sources import ClassCovariance, Constant, CovNet, ModulatedClassCovariance, Source
+from semaug.meta.learner import JointAugmentation, LearnableAugmentation
+from semaug.network.network import Composite, Network
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from semaug.cli import main
+from semaug.cli.main import main
 
 sys.exit(main())

@@ -29,7 +29,7 @@ from semaug.data.check import Spread, check_data
 from semaug.data.downloads import download, extract
 from semaug.data.readers import read_data
 from semaug.data.samples import DataSet, embedded_birds
-from semaug.errors import UserError
+from semaug.util.errors import SemaugError
 
 # --------------------------------------------------------------------------------------------------------- reports
 
@@ -215,7 +215,7 @@ def test_a_broken_transfer_is_resumed(host, tmp_path, size):
 
 def test_a_transfer_is_resumed_by_another_call(host, tmp_path):
     host.break_after = [100_000] + [0] * 5
-    with pytest.raises(UserError, match="broke off .* resume"):
+    with pytest.raises(SemaugError, match="broke off .* resume"):
         download(host.url, tmp_path / "file", MD5, len(CONTENT))
     assert not (tmp_path / "file").exists()
     host.ranges.clear()
@@ -243,16 +243,16 @@ def test_a_part_that_is_too_long_is_begun_anew(host, tmp_path, size):
 
 def test_a_wrong_checksum_is_refused_and_removed(host, tmp_path):
     host.content = CONTENT[:-1] + b"x"
-    with pytest.raises(UserError, match="wrong checksum and was removed"):
+    with pytest.raises(SemaugError, match="wrong checksum and was removed"):
         download(host.url, tmp_path / "file", SHA256, len(CONTENT))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_wrong_sizes_are_refused(host, tmp_path):
-    with pytest.raises(UserError, match="512000 bytes where 9 are expected"):
+    with pytest.raises(SemaugError, match="512000 bytes where 9 are expected"):
         download(host.url, tmp_path / "file", MD5, 9)
     host.tells_length = False
-    with pytest.raises(UserError, match="more than the 9 bytes expected"):
+    with pytest.raises(SemaugError, match="more than the 9 bytes expected"):
         download(host.url, tmp_path / "file", MD5, 9)
     assert not (tmp_path / "file").exists()
 
@@ -266,24 +266,24 @@ def test_an_end_that_comes_too_early_is_noticed_without_a_length(host, tmp_path)
 @pytest.mark.parametrize(("status", "expected"), [(404, "404"), (503, "broke off .*503")])
 def test_errors_of_the_host(host, tmp_path, status, expected):
     host.status = status
-    with pytest.raises(UserError, match=expected):
+    with pytest.raises(SemaugError, match=expected):
         download(host.url, tmp_path / "file", MD5)
     assert len(host.ranges) == (1 if status == 404 else downloads.ATTEMPTS)
 
 
 def test_other_addresses_checksums_and_places(host, tmp_path):
-    with pytest.raises(UserError, match="only http and https"):
+    with pytest.raises(SemaugError, match="only http and https"):
         download(f"file://{put(tmp_path / 'secret', 'x')}", tmp_path / "file", MD5)
-    with pytest.raises(UserError, match="neither a sha256 nor an md5"):
+    with pytest.raises(SemaugError, match="neither a sha256 nor an md5"):
         download(host.url, tmp_path / "file", "abc")
-    with pytest.raises(UserError, match="cannot save"):
+    with pytest.raises(SemaugError, match="cannot save"):
         download(host.url, put(tmp_path / "no folder", "") / "file", MD5)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="other systems have no disk that is always full")
 def test_a_full_disk(host, tmp_path):
     (tmp_path / "file.part").symlink_to("/dev/full")
-    with pytest.raises(UserError, match="cannot save .*No space left"):
+    with pytest.raises(SemaugError, match="cannot save .*No space left"):
         download(host.url, tmp_path / "file", MD5)
     assert host.ranges == [None]
 
@@ -299,14 +299,14 @@ def test_a_named_set_is_downloaded_and_unpacked(host, tmp_path, monkeypatch):
     checksum = hashlib.md5(host.content).hexdigest()
     archive = downloads.Archive(host.url, "CUB_200_2011.tgz", checksum, len(host.content), "CUB_200_2011")
     monkeypatch.setitem(readers.KNOWN, "cub", replace(readers.KNOWN["cub"], archive=archive))
-    with pytest.raises(UserError, match="download CUB_200_2011.tgz from"):
+    with pytest.raises(SemaugError, match="download CUB_200_2011.tgz from"):
         read_data("cub", tmp_path / "root")
     data = read_data("cub", tmp_path / "root", download=True)
     assert data.classes == layouts.CUB_CLASSES
     assert [path.name for path in (tmp_path / "root").iterdir()] == ["CUB_200_2011"]
     read_data("cub", tmp_path / "root", download=True)
     assert host.ranges == [None]
-    with pytest.raises(UserError, match="https://dl.allaboutbirds.org"):
+    with pytest.raises(SemaugError, match="https://dl.allaboutbirds.org"):
         read_data("nabirds", tmp_path / "root", download=True)
 
 
@@ -314,11 +314,11 @@ def test_an_archive_without_its_folder(host, tmp_path):
     host.content = tar_bytes(regular("other/1.txt"))
     checksum = hashlib.md5(host.content).hexdigest()
     archive = downloads.Archive(host.url, "a.tar", checksum, len(host.content), "set")
-    with pytest.raises(UserError, match="does not hold the folder set"):
+    with pytest.raises(SemaugError, match="does not hold the folder set"):
         downloads.fetch(archive, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
     put(tmp_path / "other" / "mine.txt", "x")
-    with pytest.raises(UserError, match="cannot unpack .*not empty"):
+    with pytest.raises(SemaugError, match="cannot unpack .*not empty"):
         downloads.fetch(replace(archive, folder="other"), tmp_path)
 
 
@@ -404,7 +404,7 @@ def test_zip_files(tmp_path):
 def test_malicious_tar_files_are_refused(tmp_path, members):
     secret = put(tmp_path / "secret", "secret")
     archive = put(tmp_path / "archive", tar_bytes(regular("harmless"), *members))
-    with pytest.raises(UserError):
+    with pytest.raises(SemaugError):
         extract(archive, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "out", "secret"]
     assert secret.read_text() == "secret"
@@ -416,7 +416,7 @@ def test_malicious_tar_files_are_refused(tmp_path, members):
     "member", [("../escaped", b"", 0), ("/escaped", b"", 0), ("a\\..\\..\\b", b"", 0), ("link", b"/etc", stat.S_IFLNK)]
 )
 def test_malicious_zip_files_are_refused(tmp_path, member):
-    with pytest.raises(UserError, match="outside of its folder|holds a link"):
+    with pytest.raises(SemaugError, match="outside of its folder|holds a link"):
         extract(put(tmp_path / "archive", zip_bytes(member)), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "out"]
 
@@ -434,14 +434,14 @@ def test_bombs_are_refused(tmp_path):
     for content in (tar_bytes(regular("zeros", zeros), mode="w:gz"), zip_bytes(("zeros", zeros, 0))):
         archive = put(tmp_path / "archive", content)
         assert len(content) < 10_000
-        with pytest.raises(UserError, match="more bytes than are allowed"):
+        with pytest.raises(SemaugError, match="more bytes than are allowed"):
             extract(archive, tmp_path / "out", max_bytes=1_000_000)
         extract(archive, tmp_path / "out", max_bytes=len(zeros))
     many = [regular(f"{i}", b"") for i in range(20)]
-    with pytest.raises(UserError, match="more than 19 files"):
+    with pytest.raises(SemaugError, match="more than 19 files"):
         extract(put(tmp_path / "archive", tar_bytes(*many)), tmp_path / "out", max_files=19)
     copies = [special(f"link{i}", tarfile.LNKTYPE, "file") for i in range(20)]
-    with pytest.raises(UserError, match="more bytes than are allowed"):
+    with pytest.raises(SemaugError, match="more bytes than are allowed"):
         extract(put(tmp_path / "archive", tar_bytes(regular("file"), *copies)), tmp_path / "out", max_bytes=50)
 
 
@@ -461,7 +461,7 @@ def test_headers_do_not_fill_the_memory(tmp_path, kind):
     assert archive.stat().st_size < 400_000
     tracemalloc.start()
     try:
-        with pytest.raises(UserError):
+        with pytest.raises(SemaugError):
             extract(archive, tmp_path / "out")
         assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
     finally:
@@ -475,15 +475,15 @@ def test_sparse_files_count_with_all_their_zeros(tmp_path):
     if shutil.which("tar") is None or subprocess.run(command, check=False).returncode != 0:
         pytest.skip("there is no GNU tar here")
     assert (tmp_path / "archive").stat().st_size < 100_000
-    with pytest.raises(UserError, match="more bytes than are allowed"):
+    with pytest.raises(SemaugError, match="more bytes than are allowed"):
         extract(tmp_path / "archive", tmp_path / "out", max_bytes=1_000_000)
 
 
 def test_other_files_are_no_archives(tmp_path):
     for content in (b"", b"hello", CONTENT):
-        with pytest.raises(UserError, match="neither a tar nor a zip file"):
+        with pytest.raises(SemaugError, match="neither a tar nor a zip file"):
             extract(put(tmp_path / "archive", content), tmp_path / "out")
-    with pytest.raises(UserError, match="cannot unpack"):
+    with pytest.raises(SemaugError, match="cannot unpack"):
         extract(tmp_path / "nowhere", tmp_path / "out")
 
 
@@ -505,7 +505,7 @@ def test_damaged_archives_end_in_a_sentence_or_inside(tmp_path, original, data):
     archive = put(tmp_path / "archive", original[:place] + piece + original[place + data.draw(st.integers(0, 12)) :])
     try:
         extract(archive, tmp_path / "out", max_bytes=100_000)
-    except UserError as error:
+    except SemaugError as error:
         sentence = str(error)
     else:
         sentence = ""

@@ -21,9 +21,9 @@ from data.layouts import put, put_image
 from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
 from semaug.data.samples import load_image
-from semaug.errors import UserError
-from semaug.figures.groups import table_groups
-from semaug.formulas import defused, original
+from semaug.report.figures.groups import table_groups
+from semaug.util.errors import SemaugError
+from semaug.util.spreadsheets import escape_formula, original
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore::DeprecationWarning")
 quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -81,7 +81,7 @@ def outcome(reader: Callable[[Any], Any], argument: object) -> tuple[Any, str]:
     """What a reader gives, or else the sentence with which it refuses; any other exception fails the test."""
     try:
         return reader(argument), ""
-    except UserError as error:
+    except SemaugError as error:
         return None, str(error)
 
 
@@ -192,7 +192,7 @@ def test_a_parquet_file_that_unpacks_to_too_many_rows(parquet: Path) -> None:
     constant = pyarrow.DictionaryArray.from_arrays(np.zeros(rows, dtype=np.int32), ["1.jpg"])
     pyarrow.parquet.write_table(pyarrow.table({"path": constant, "label": constant}), parquet / "bomb.parquet")
     assert (parquet / "bomb.parquet").stat().st_size < 1_000_000
-    with pytest.raises(UserError, match="has 30000000 rows"):
+    with pytest.raises(SemaugError, match="has 30000000 rows"):
         read_data(str(parquet / "bomb.parquet"))
 
 
@@ -279,7 +279,7 @@ def test_tables_of_groups(tmp_path: Path, content: bytes) -> None:
 
 @given(st.one_of(st.text(max_size=8), st.text("'=+-@\t\r\n ab", max_size=8)))
 def test_a_name_in_a_table_starts_no_formula_and_is_read_back(name: str) -> None:
-    cell = defused(name)
+    cell = escape_formula(name)
     assert not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
     assert original(cell) == name
     assert cell in (name, f"'{name}")

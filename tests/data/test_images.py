@@ -16,7 +16,7 @@ from photos import photo_folder
 from semaug.data.images import Preprocessing, cache_file, decoded
 from semaug.data.readers import read_data
 from semaug.data.samples import Samples
-from semaug.errors import UserError
+from semaug.util.errors import SemaugError
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_changed_file_or_size_makes_another_cache(samples: Samples, tmp_path: 
 def test_a_broken_image_leaves_no_half_cache(samples: Samples, tmp_path: Path) -> None:
     broken = tmp_path / "photos" / samples.name(5)
     broken.write_bytes(b"not an image")
-    with pytest.raises(UserError, match=f"1 of 12 images cannot be read: .*{broken.name} \\(it is not an image"):
+    with pytest.raises(SemaugError, match=f"1 of 12 images cannot be read: .*{broken.name} \\(it is not an image"):
         decoded(samples, Preprocessing(24, 20), tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
 
@@ -105,10 +105,10 @@ def test_a_cache_that_cannot_be_written_is_told_in_one_sentence(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"^cannot write .*file/.*npy: .*; name another folder by --cache"):
+    with pytest.raises(SemaugError, match=r"^cannot write .*file/.*npy: .*; name another folder by --cache"):
         decoded(samples, Preprocessing(8, 8), tmp_path / "file")
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(UserError, match="No space left on device; name another folder by --cache, or --cache None"):
+    with pytest.raises(SemaugError, match="No space left on device; name another folder by --cache, or --cache None"):
         decoded(samples, Preprocessing(8, 8), tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 

@@ -17,16 +17,16 @@ from PIL import Image
 
 from data.layouts import put
 from photos import photo_folder
-from semaug.cli import main
-from semaug.config import TrainConfig
+from semaug.cli.main import main
 from semaug.data import samples as samples_module
 from semaug.data.check import check_data
 from semaug.data.images import Preprocessing, decoded
 from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import load_image
-from semaug.errors import UserError
-from semaug.train import train
+from semaug.training.settings import TrainConfig
+from semaug.training.trainer import train
+from semaug.util.errors import SemaugError
 
 # ---------------------------------------------------------------------------------------------------- readable ones
 
@@ -147,7 +147,7 @@ def test_any_name_of_a_file_or_class_will_do(tmp_path: Path, name: str) -> None:
     broken.write_bytes(b"")
     (item,) = check_data(data).unreadable
     assert item.image.name == f"one/{name}"
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(SemaugError) as caught:
         load_image(broken)
     assert "\n" not in str(caught.value)
 
@@ -206,14 +206,14 @@ MEASURE = """
 import json, resource, sys
 from pathlib import Path
 from semaug.data.samples import load_image
-from semaug.errors import UserError
+from semaug.util.errors import SemaugError
 folder, found = Path(sys.argv[1]), {}
 load_image(folder / "sound.png")
 for path in sorted(folder.iterdir()):
     before, sentence = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, ""
     try:
         load_image(path)
-    except UserError as error:
+    except SemaugError as error:
         sentence = str(error)
     found[path.name] = sentence, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print(json.dumps(found))
@@ -246,7 +246,7 @@ def test_the_limit_holds_where_a_program_has_lifted_that_of_pillow(
     bombs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    with pytest.raises(UserError, match="more than 178956970 pixels"):
+    with pytest.raises(SemaugError, match="more than 178956970 pixels"):
         load_image(bombs / "20000.png")
 
 
@@ -254,7 +254,7 @@ def test_an_image_below_the_limit_is_used(tmp_path: Path, monkeypatch: pytest.Mo
     path = put(tmp_path / "large.png", png_bomb(1600))
     assert load_image(path).size == (1600, 1600)
     monkeypatch.setattr(samples_module, "MAX_PIXELS", 1600 * 1600 - 1)
-    with pytest.raises(UserError, match="more than 2559999 pixels"):
+    with pytest.raises(SemaugError, match="more than 2559999 pixels"):
         load_image(path)
 
 
@@ -266,7 +266,7 @@ def test_postscript_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ghostscript.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ghostscript.parent}:{os.environ['PATH']}")
     path = put(tmp_path / "photo.jpg", EPS)
-    with pytest.raises(UserError, match="not an image, or in a format that is not known"):
+    with pytest.raises(SemaugError, match="not an image, or in a format that is not known"):
         load_image(path)
     assert not (tmp_path / "started").exists()
     with Image.open(path) as image, pytest.raises(OSError):  # noqa: PT011
@@ -285,10 +285,10 @@ def test_what_is_no_image_is_refused_with_a_reason(tmp_path: Path) -> None:
         ("text.jpg", b"hello", "not an image"),
         ("page.png", b"<html></html>", "not an image"),
     ):
-        with pytest.raises(UserError, match=rf"^cannot read the image .*{name}: .*{reason}"):
+        with pytest.raises(SemaugError, match=rf"^cannot read the image .*{name}: .*{reason}"):
             load_image(put(tmp_path / name, content))
     for name, reason in (("pipe.jpg", "not a file"), ("none.jpg", "no such file"), (".", "not a file")):
-        with pytest.raises(UserError, match=reason):
+        with pytest.raises(SemaugError, match=reason):
             load_image(tmp_path / name)
 
 
@@ -323,7 +323,7 @@ def config(photos: Path, **options: Any) -> TrainConfig:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_training_stops_before_it_starts_and_lists_all_bad_images(photos: Path, cache: bool, workers: int) -> None:
     options = {} if cache else {"cache": None}
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(SemaugError) as caught:
         train(config(photos, workers=workers, **options))
     sentence = str(caught.value)
     assert sentence.startswith("8 of 44 images cannot be read: train/")
@@ -425,7 +425,7 @@ def test_a_class_that_loses_all_of_its_images_is_an_error(photos: Path) -> None:
     lost = sorted((photos / "train").iterdir())[1]
     for path in lost.iterdir():
         path.write_bytes(b"")
-    with pytest.raises(UserError, match=rf"no training image can be read of '{lost.name}'.*images cannot be read"):
+    with pytest.raises(SemaugError, match=rf"no training image can be read of '{lost.name}'.*images cannot be read"):
         train(config(photos, on_bad_image="skip"))
 
 
@@ -433,7 +433,7 @@ def test_a_split_that_loses_all_of_its_images_is_an_error(photos: Path) -> None:
     without_bad(photos)
     for path in (photos / "test").rglob("*.png"):
         path.write_bytes(b"")
-    with pytest.raises(UserError, match="no image of the split test can be read"):
+    with pytest.raises(SemaugError, match="no image of the split test can be read"):
         train(config(photos, on_bad_image="skip"))
 
 
@@ -441,7 +441,7 @@ def test_images_that_vanish_are_bad_images(photos: Path) -> None:
     without_bad(photos)
     data = read_data(str(photos))
     next((photos / "test").rglob("*.png")).unlink()
-    with pytest.raises(UserError, match=r"1 of 36 images cannot be read: test/.* \(there is no such file\)"):
+    with pytest.raises(SemaugError, match=r"1 of 36 images cannot be read: test/.* \(there is no such file\)"):
         readable_splits(training_splits(data), data.classes, Preprocessing(24, 20), cache=photos.parent / "cache")
 
 

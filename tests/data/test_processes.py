@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from semaug.data.processes import each, is_running
-from semaug.errors import UserError
+from semaug.util.errors import SemaugError
+from semaug.util.processes import each, is_running
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -17,7 +17,7 @@ def test_results_come_in_order(workers: int) -> None:
 
 
 def test_a_process_that_is_ended_is_told_in_one_sentence() -> None:
-    with pytest.raises(UserError, match=r"^a process that reads images was ended, .*; try --workers 1$"):
+    with pytest.raises(SemaugError, match=r"^a process that reads images was ended, .*; try --workers 1$"):
         list(each(os._exit, 3, 1))
 
 

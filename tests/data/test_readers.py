@@ -18,7 +18,7 @@ from data.layouts import put, put_image, put_lines
 from semaug.data import annotations, matlab, readers
 from semaug.data.readers import read_data, split_validation
 from semaug.data.samples import DataSet, ImageFiles, embedded_birds
-from semaug.errors import UserError
+from semaug.util.errors import SemaugError
 
 
 def counts(data: DataSet) -> dict[str, list[int]]:
@@ -35,7 +35,7 @@ def names(data: DataSet, split: str) -> list[str]:
 
 def refusal(path: Path | str, **options: object) -> str:
     """The sentence with which a path is refused."""
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(SemaugError) as caught:
         read_data(str(path), **options)
     sentence = str(caught.value)
     assert "\n" not in sentence
@@ -586,7 +586,7 @@ def test_hostile_annotations_end_in_a_sentence_or_in_images_of_the_set(tmp_path,
     path = str(folder / annotation if annotation.startswith("t.") else folder)
     try:
         result = read_data(path)
-    except UserError:
+    except SemaugError:
         refusal(path)
         return
     for samples in result.splits.values():
@@ -644,5 +644,5 @@ EXPECTED_SPLIT = ["0/1.jpg", "0/9.jpg", "0/19.jpg", "1/6.jpg", "1/7.jpg", "1/18.
 
 @pytest.mark.parametrize(("per_class", "fraction"), [(-1, 0.0), (None, -0.1), (None, 1.0), (None, float("nan"))])
 def test_split_refuses_other_numbers(per_class, fraction):
-    with pytest.raises(UserError, match="validation images"):
+    with pytest.raises(SemaugError, match="validation images"):
         split_validation(listed([2]), per_class, fraction, 0)

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from photos import photo_folder
-from semaug.cli import main
+from semaug.cli.main import main
 from semaug.data import shards
 from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import ImageFiles, embedded_birds
 from semaug.data.shards import ShardedImages, read_shards, write_shards
-from semaug.errors import UserError
+from semaug.util.errors import SemaugError
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +116,9 @@ def test_a_call_that_was_killed_goes_on_and_gives_the_same(photos: Path, packed:
     ended = subprocess.run([sys.executable, "-c", script, str(photos), str(folder)], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert [file.name for file in folder.glob("*.tar")] == ["train-000000.tar"]
-    with pytest.raises(UserError, match="are not complete; run the command that makes them again"):
+    with pytest.raises(SemaugError, match="are not complete; run the command that makes them again"):
         read_data(str(folder))
-    with pytest.raises(UserError, match="the beginning of shards of other images"):
+    with pytest.raises(SemaugError, match="the beginning of shards of other images"):
         write_shards(read_data(str(photos)), folder, per_shard=9)
     kept = (folder / "train-000000.tar").stat().st_mtime_ns
     write_shards(read_data(str(photos)), folder, per_shard=8)
@@ -129,9 +129,9 @@ def test_a_call_that_was_killed_goes_on_and_gives_the_same(photos: Path, packed:
 
 def test_folders_with_something_else_are_left_alone(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(UserError, match="is not empty"):
+    with pytest.raises(SemaugError, match="is not empty"):
         write_shards(read_data(str(photos)), tmp_path)
-    with pytest.raises(UserError, match="at least one image"):
+    with pytest.raises(SemaugError, match="at least one image"):
         write_shards(read_data(str(photos)), tmp_path / "new", per_shard=0)
     assert os.listdir(tmp_path) == ["mine.txt"]
 
@@ -265,7 +265,7 @@ def test_damage_is_told_in_one_sentence(packed: Path, tmp_path: Path) -> None:
     (folder / "train-000000.npz").replace(folder / "train-000000.npy")
     cases.append((folder, "cannot be read"))
     for folder, sentence in cases:
-        with pytest.raises(UserError) as told:
+        with pytest.raises(SemaugError) as told:
             read_data(str(folder))
         assert sentence in str(told.value), folder.name
         assert "\n" not in str(told.value)
@@ -278,7 +278,7 @@ def test_an_image_that_is_damaged_inside_is_named(photos: Path, packed: Path) ->
         file.seek(int(samples.table[0, 0]))
         file.write(b"\0" * 8)
     reason = "it is not an image, or in a format that is not known"
-    with pytest.raises(UserError, match=f"^cannot read the image {samples.name(0)}: {reason}$"):
+    with pytest.raises(SemaugError, match=f"^cannot read the image {samples.name(0)}: {reason}$"):
         samples.load(0)
     assert samples.name(0) in {read_data(str(photos)).splits["train"].name(i) for i in range(21)}
 

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from photos import photo_folder
 from semaug.data.images import Preprocessing, decoded
-from semaug.data.processes import CHUNK
 from semaug.data.readers import read_data
 from semaug.data.samples import ImageFiles, Samples, subset
 from semaug.data.shards import ShardedImages, read_shards, write_shards
-from semaug.data.stream import shards_of, streamed, streaming_order
-from semaug.errors import UserError
+from semaug.data.stream import shards_of, stream_pixels, streaming_order
+from semaug.util.errors import SemaugError
+from semaug.util.processes import CHUNK
 
 SETTINGS = Preprocessing(24, 20)
 
@@ -103,11 +103,11 @@ def test_what_comes_out_is_what_decoding_all_gives(packed: Samples, workers: int
     everything = decoded(packed, SETTINGS, None)
     generator = seeded(1)
     parts = [torch.randint(len(packed), (size,), generator=generator) for size in (3, 1, 70, 40, 5, 90, 2)]
-    found = list(streamed(packed, SETTINGS, iter(parts), workers))
+    found = list(stream_pixels(packed, SETTINGS, iter(parts), workers))
     assert len(found) == len(parts)
     for part, pixels in zip(parts, found, strict=True):
         assert torch.equal(pixels, everything[part])
-    assert list(streamed(packed, SETTINGS, [], workers)) == []
+    assert list(stream_pixels(packed, SETTINGS, [], workers)) == []
 
 
 def test_only_some_are_made_ahead_and_their_memory_is_used_again(photos: Path) -> None:
@@ -119,7 +119,7 @@ def test_only_some_are_made_ahead_and_their_memory_is_used_again(photos: Path) -
             yield part
 
     everything = decoded(read_data(str(photos)).splits["train"], SETTINGS, None)
-    stream = streamed(read_data(str(photos)).splits["train"], SETTINGS, parts(), 2)
+    stream = stream_pixels(read_data(str(photos)).splits["train"], SETTINGS, parts(), 2)
     for place, pixels in enumerate(stream):
         assert sum(asked) <= 8 * (place + 1) + 4 * CHUNK + 8
         assert torch.equal(pixels, everything[torch.arange(8 * place, 8 * place + len(pixels)) % 90])
@@ -133,16 +133,16 @@ def test_the_first_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "21.png").write_bytes(b"no image")
     samples = ImageFiles(tmp_path, files, (0,) * 40)
     for workers in (0, 2):
-        stream = streamed(samples, SETTINGS, torch.arange(40).split(10), workers)
+        stream = stream_pixels(samples, SETTINGS, torch.arange(40).split(10), workers)
         assert [len(next(stream)), len(next(stream))] == [10, 10]
-        with pytest.raises(UserError, match=r"^cannot read the image 21.png: it is not an image.*semaug data check"):
+        with pytest.raises(SemaugError, match=r"^cannot read the image 21.png: it is not an image.*semaug data check"):
             next(stream)
         assert not active_children()
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at processes in /proc")
 def test_a_signal_to_the_processes_does_not_end_them_and_killing_one_is_told(packed: Samples) -> None:
-    stream = streamed(packed, SETTINGS, torch.arange(90).repeat(40).split(30), 2)
+    stream = stream_pixels(packed, SETTINGS, torch.arange(90).repeat(40).split(30), 2)
     next(stream)
     workers = active_children()
     assert len(workers) == 2
@@ -154,7 +154,7 @@ def test_a_signal_to_the_processes_does_not_end_them_and_killing_one_is_told(pac
     assert sum(map(len, islice(stream, 20))) == 600
     assert all(worker.is_alive() for worker in workers)
     os.kill(workers[0].pid or 0, signal.SIGKILL)
-    with pytest.raises(UserError, match="a process that reads images was ended"):
+    with pytest.raises(SemaugError, match="a process that reads images was ended"):
         list(stream)
 
 
@@ -186,7 +186,7 @@ def test_a_process_that_hangs_is_not_waited_for(packed: Samples, tmp_path: Path)
 
         name, fingerprint = packed.name, packed.fingerprint
 
-    stream = streamed(Slow(), SETTINGS, torch.arange(90).split(16), 2)
+    stream = stream_pixels(Slow(), SETTINGS, torch.arange(90).split(16), 2)
     next(stream)
     while not (tmp_path / "reached").exists():
         time.sleep(0.01)
@@ -195,7 +195,7 @@ def test_a_process_that_hangs_is_not_waited_for(packed: Samples, tmp_path: Path)
 
 
 def test_processes_end_when_nobody_asks_any_more(packed: Samples) -> None:
-    stream = streamed(packed, SETTINGS, torch.arange(90).split(30), 2)
+    stream = stream_pixels(packed, SETTINGS, torch.arange(90).split(30), 2)
     next(stream)
     assert active_children()
     stream.close()

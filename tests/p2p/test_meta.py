@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import semaug
-from semaug.methods import Augmentation, Method, dressed, make_learner
-from semaug.models import build_model
+from semaug.network.models import build_model
+from semaug.training.methods import Augmentation, Method, dressed, make_learner
 
 CLASSES = 5
 

@@ -8,11 +8,11 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from semaug.blocks import find_head
 from semaug.data.birds import Birds
-from semaug.models import SmallNet, build_model
+from semaug.network.blocks import find_head
+from semaug.network.models import SmallNet, build_model
+from semaug.network.views import View
 from semaug.p2p import P2PNet, P2POutputs, alignment_loss, anchors, confident_cross_entropy, crop_parts, ranking_loss
-from semaug.views import View
 
 CLASSES = 5
 

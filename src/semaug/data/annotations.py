@@ -1,6 +1,6 @@
 """Annotation files, and data sets of the images that they list.
 
-Annotation files of downloaded sets are untrusted: whatever they hold, the outcome is a value or a :class:`UserError`
+Annotation files of downloaded sets are untrusted: whatever they hold, the outcome is a value or a :class:`SemaugError`
 of one sentence.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from semaug.data.downloads import leads_out
 from semaug.data.samples import DataSet, ImageFiles, Samples
-from semaug.errors import UserError
+from semaug.util.errors import SemaugError
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 MAX_ANNOTATION_BYTES = 2**30
@@ -31,9 +31,9 @@ class Value(NamedTuple):
 def read_content(path: Path) -> bytes:
     """The content of an annotation file that is there and not too large."""
     if not path.is_file():
-        raise UserError(f"the annotation file {path} is missing")
+        raise SemaugError(f"the annotation file {path} is missing")
     if path.stat().st_size > MAX_ANNOTATION_BYTES:
-        raise UserError(f"{path} is too large for an annotation file ({path.stat().st_size} bytes)")
+        raise SemaugError(f"{path} is too large for an annotation file ({path.stat().st_size} bytes)")
     return path.read_bytes()
 
 
@@ -43,7 +43,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         try:
             text = line.decode().strip()
         except UnicodeDecodeError as error:
-            raise UserError(f"{path} line {number}: this is not UTF-8 text") from error
+            raise SemaugError(f"{path} line {number}: this is not UTF-8 text") from error
         if text:
             yield number, text
 
@@ -54,9 +54,9 @@ def pairs(path: Path) -> dict[str, Value]:
     for number, line in lines(path):
         fields = line.split(maxsplit=1)
         if len(fields) != 2:
-            raise UserError(f"{path} line {number}: {shown(line)} should be two fields")
+            raise SemaugError(f"{path} line {number}: {shown(line)} should be two fields")
         if fields[0] in values:
-            raise UserError(f"{path} line {number}: {shown(fields[0])} is there twice")
+            raise SemaugError(f"{path} line {number}: {shown(fields[0])} is there twice")
         values[fields[0]] = Value(fields[1], number)
     return values
 
@@ -64,7 +64,7 @@ def pairs(path: Path) -> dict[str, Value]:
 def whole_number(path: Path, line: int, text: str) -> int:
     """The number that a field is, given where the field is."""
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise UserError(f"{path} line {line}: {shown(text)} should be a number")
+        raise SemaugError(f"{path} line {line}: {shown(text)} should be a number")
     return int(text)
 
 
@@ -73,14 +73,14 @@ def numbered(path: Path) -> dict[int, str]:
     names: dict[int, str] = {}
     for key, (text, line) in pairs(path).items():
         if names.setdefault(whole_number(path, line, key), text) is not text:
-            raise UserError(f"{path} line {line}: the class {shown(key)} is there twice")
+            raise SemaugError(f"{path} line {line}: the class {shown(key)} is there twice")
     return names
 
 
 def inside(folder: Path, name: str, place: str) -> Path:
     """The path of `name` below `folder`; refused if it could lead out of it."""
     if leads_out(name):
-        raise UserError(f"{place}: the image {shown(name)} would lie outside of the data set's folder")
+        raise SemaugError(f"{place}: the image {shown(name)} would lie outside of the data set's folder")
     return folder / name
 
 
@@ -90,7 +90,9 @@ def listed_data_set(name: str, folder: Path, classes: Sequence[str], splits: Spl
     absent = [file for file in files if not os.path.isfile(file)]
     if absent:
         first = str(absent[0]).removeprefix(f"{folder}{os.sep}")
-        raise UserError(f"{len(absent)} of the {len(files)} images listed in {folder} are absent, first {shown(first)}")
+        raise SemaugError(
+            f"{len(absent)} of the {len(files)} images listed in {folder} are absent, first {shown(first)}"
+        )
     return data_set(name, folder, classes, splits)
 
 
@@ -98,19 +100,19 @@ def data_set(name: str, folder: Path, classes: Sequence[str], splits: Splits) ->
     """A data set of these images; refused if a split or a class has none, or two classes share a name."""
     repeated = [class_name for class_name, count in Counter(classes).items() if count > 1]
     if repeated:
-        raise UserError(f"two classes of {folder} have the same name: {some(repeated)}")
+        raise SemaugError(f"two classes of {folder} have the same name: {some(repeated)}")
     for split, entries in splits.items():
         if not entries:
-            raise UserError(f"{folder} has no images in the split {split}")
+            raise SemaugError(f"{folder} has no images in the split {split}")
     present = {split: {label for _, label in entries} for split, entries in splits.items()}
     for split, labels in present.items():
         extra = sorted(labels - present["train"])
         if extra:
             names = some([classes[label] for label in extra])
-            raise UserError(f"{folder} has classes in {split} that are not in train: {names}")
+            raise SemaugError(f"{folder} has classes in {split} that are not in train: {names}")
     without = [class_name for label, class_name in enumerate(classes) if label not in present["train"]]
     if without:
-        raise UserError(f"{folder} has classes without images: {some(without)}")
+        raise SemaugError(f"{folder} has classes without images: {some(without)}")
     samples: dict[str, Samples] = {
         split: ImageFiles(folder, tuple(file for file, _ in splits[split]), tuple(label for _, label in splits[split]))
         for split in ("train", "val", "test")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from semaug.data.processes import each
 from semaug.data.samples import DataSet, Samples, why_unreadable
-from semaug.errors import on_one_line
+from semaug.util.errors import printable
+from semaug.util.processes import each
 
 TINY_CLASS = 5
 """A class with fewer training images is reported."""
@@ -92,12 +92,12 @@ class Report:
             examples = _some(_equal(group) for group in contradictory)
             found.append(f"{_count(contradictory, 'image')} in more than one class: {examples}.")
         for split, missing in self.missing_classes.items():
-            found.append(f"{_count(missing, 'class')} without images in {split}: {_some(map(on_one_line, missing))}.")
+            found.append(f"{_count(missing, 'class')} without images in {split}: {_some(map(printable, missing))}.")
         if self.duplicates_within:
             examples = _some(_equal(group) for group in self.duplicates_within)
             found.append(f"{_count(self.duplicates_within, 'image')} more than once in a split: {examples}.")
         if self.tiny_classes:
-            examples = _some(f"{on_one_line(name)} ({count})" for name, count in self.tiny_classes.items())
+            examples = _some(f"{printable(name)} ({count})" for name, count in self.tiny_classes.items())
             found.append(
                 f"{_count(self.tiny_classes, 'class')} with fewer than {TINY_CLASS} training images: {examples}."
             )
@@ -184,13 +184,13 @@ def _spread(numbers: Sequence[int]) -> Spread | None:
 
 
 def _place(image: ImageName) -> str:
-    return f"{image.split}: {on_one_line(image.name)}"
+    return f"{image.split}: {printable(image.name)}"
 
 
 def _equal(group: Sequence[ImageName]) -> str:
     several = len({image.class_name for image in group}) > 1
     return _some(
-        (f"{_place(image)} ({on_one_line(image.class_name)})" if several else _place(image) for image in group), " = "
+        (f"{_place(image)} ({printable(image.class_name)})" if several else _place(image) for image in group), " = "
     )
 
 

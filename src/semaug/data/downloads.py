@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import IO, Any
 
-from semaug.errors import UserError
+from semaug.util.errors import SemaugError
 
 CHUNK_BYTES = 2**20
 ATTEMPTS = 5
@@ -54,12 +54,12 @@ def fetch(archive: Archive, root: Path, progress: Callable[[int, int], None] | N
             extract(file, Path(unpacked), max_bytes=10 * archive.size)
             folder = Path(unpacked) / archive.folder
             if not folder.is_dir():
-                raise UserError(f"{file} does not hold the folder {archive.folder}")
+                raise SemaugError(f"{file} does not hold the folder {archive.folder}")
             # all of it at once, so that an unpacking that is broken off leaves nothing that looks complete
             folder.replace(root / archive.folder)
         file.unlink()
     except OSError as error:
-        raise UserError(f"cannot unpack {file}: {error}") from error
+        raise SemaugError(f"cannot unpack {file}: {error}") from error
     return root / archive.folder
 
 
@@ -79,9 +79,9 @@ def download(
     its checksum is right; a wrong one is removed. `progress` is called with bytes done and their total (0: unknown).
     """
     if not url.startswith(("http://", "https://")):
-        raise UserError(f"only http and https addresses can be downloaded, not {url}")
+        raise SemaugError(f"only http and https addresses can be downloaded, not {url}")
     if _digest_name(checksum) is None:
-        raise UserError(f"{checksum!r} is neither a sha256 nor an md5")
+        raise SemaugError(f"{checksum!r} is neither a sha256 nor an md5")
     try:
         if path.is_file() and _has_checksum(path, checksum):
             return path
@@ -93,10 +93,10 @@ def download(
         _transfer_all(url, part, size, progress)
         if not _has_checksum(part, checksum):
             part.unlink()
-            raise UserError(f"what {url} sent has a wrong checksum and was removed; try again later")
+            raise SemaugError(f"what {url} sent has a wrong checksum and was removed; try again later")
         part.replace(path)
     except OSError as error:
-        raise UserError(f"cannot save {path}: {error}") from error
+        raise SemaugError(f"cannot save {path}: {error}") from error
     return path
 
 
@@ -124,7 +124,7 @@ def _transfer_all(url: str, part: Path, size: int | None, progress: Callable[[in
             return
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code != 416:
-                raise UserError(f"{url} cannot be downloaded: {error.code} {error.reason}") from error
+                raise SemaugError(f"{url} cannot be downloaded: {error.code} {error.reason}") from error
             if error.code == 416:  # nothing is beyond what is here, so what is here is no part of that file
                 os.truncate(part, 0)
             reason = str(error)
@@ -134,7 +134,7 @@ def _transfer_all(url: str, part: Path, size: int | None, progress: Callable[[in
             reason = str(error) or type(error).__name__
         fruitless = 0 if part.stat().st_size > before else fruitless + 1
         if fruitless >= ATTEMPTS:
-            raise UserError(f"the download of {url} broke off ({reason}); start it again to resume it")
+            raise SemaugError(f"the download of {url} broke off ({reason}); start it again to resume it")
         time.sleep(min(2**fruitless, 10) * RETRY_WAIT_S)
 
 
@@ -149,12 +149,12 @@ def _transfer(url: str, part: Path, start: int, size: int | None, progress: Call
         length = response.headers.get("Content-Length", "")
         total = done + int(length) if length.isascii() and length.isdigit() and len(length) < 19 else size or 0
         if size is not None and total not in (0, size):
-            raise UserError(f"{url} is {total} bytes where {size} are expected")
+            raise SemaugError(f"{url} is {total} bytes where {size} are expected")
         with part.open("ab" if resumed else "wb") as file:
             while chunk := response.read(CHUNK_BYTES):
                 done += len(chunk)
                 if size is not None and done > size:
-                    raise UserError(f"{url} sends more than the {size} bytes expected")
+                    raise SemaugError(f"{url} sends more than the {size} bytes expected")
                 file.write(chunk)
                 if progress is not None:
                     progress(done, total)
@@ -187,7 +187,7 @@ def extract(archive: Path, folder: Path, max_bytes: int = MAX_BYTES, max_files: 
         folder.mkdir(parents=True, exist_ok=True)
         for count, member in enumerate(_members(archive), start=1):
             if count > max_files:
-                raise UserError(f"{archive} holds more than {max_files} files")
+                raise SemaugError(f"{archive} holds more than {max_files} files")
             target = folder / _inside(member.name, archive)
             if member.link is not None:
                 links.append((target, folder / _inside(member.link, archive)))
@@ -198,13 +198,13 @@ def extract(archive: Path, folder: Path, max_bytes: int = MAX_BYTES, max_files: 
                 target.mkdir(parents=True, exist_ok=True)
         for target, source in links:
             if source not in files:
-                raise UserError(f"{archive} holds a link ({target.name!r}) to something that is no file of it")
+                raise SemaugError(f"{archive} holds a link ({target.name!r}) to something that is no file of it")
             with source.open("rb") as content:
                 left -= _write(content, target, left, archive)
-    except UserError:
+    except SemaugError:
         raise
     except Exception as error:  # the parsers meet garbage with many kinds of exception
-        raise UserError(f"cannot unpack {archive}: {error}") from error
+        raise SemaugError(f"cannot unpack {archive}: {error}") from error
 
 
 def _members(archive: Path) -> Iterator[Member]:
@@ -221,7 +221,7 @@ def _members(archive: Path) -> Iterator[Member]:
                 elif info.isdir():
                     yield Member(info.name)
                 else:
-                    raise UserError(f"{archive} holds a device or the like: {info.name!r}")
+                    raise SemaugError(f"{archive} holds a device or the like: {info.name!r}")
     elif zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for entry in zipped.infolist():
@@ -231,9 +231,9 @@ def _members(archive: Path) -> Iterator[Member]:
                     with zipped.open(entry) as content:
                         yield Member(entry.filename, content=content)
                 else:
-                    raise UserError(f"{archive} holds a link, a device or the like: {entry.filename!r}")
+                    raise SemaugError(f"{archive} holds a link, a device or the like: {entry.filename!r}")
     else:
-        raise UserError(f"{archive} is neither a tar nor a zip file")
+        raise SemaugError(f"{archive} is neither a tar nor a zip file")
 
 
 class _Limited:
@@ -244,7 +244,7 @@ class _Limited:
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= CHUNK_BYTES:
-            raise UserError("it has a header that is too large")
+            raise SemaugError("it has a header that is too large")
         return self.file.read(size)
 
 
@@ -277,7 +277,7 @@ def leads_out(name: str) -> bool:
 
 def _inside(name: str, archive: Path) -> str:
     if leads_out(name):
-        raise UserError(f"{archive} was refused: {name!r} in it would lie outside of its folder")
+        raise SemaugError(f"{archive} was refused: {name!r} in it would lie outside of its folder")
     return name
 
 
@@ -290,6 +290,6 @@ def _write(content: IO[bytes], target: Path, limit: int, archive: Path) -> int:
         while chunk := content.read(CHUNK_BYTES):
             size += len(chunk)
             if size > limit:
-                raise UserError(f"{archive} unpacks to more bytes than are allowed")
+                raise SemaugError(f"{archive} unpacks to more bytes than are allowed")
             file.write(chunk)
     return size

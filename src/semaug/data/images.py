@@ -22,12 +22,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from semaug.data.processes import each, is_running
 from semaug.data.samples import Samples, why_unreadable
-from semaug.errors import UserError, on_one_line
+from semaug.util.errors import SemaugError, printable
+from semaug.util.processes import each, is_running
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with the number of images done and their total."""
 Unreadable = dict[int, str]
 """Images that cannot be read, by their place in a split, and why."""
@@ -46,9 +46,9 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= self.resize:
-            raise UserError(f"the crop ({self.crop} px) must not be larger than the resized image ({self.resize} px)")
+            raise SemaugError(f"the crop ({self.crop} px) must not be larger than the resized image ({self.resize} px)")
         if self.shape not in ("squash", "aspect"):
-            raise UserError(f"the shape must be 'squash' or 'aspect', not {self.shape!r}")
+            raise SemaugError(f"the shape must be 'squash' or 'aspect', not {self.shape!r}")
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Preprocessing":
@@ -110,13 +110,13 @@ def decoded(
     preprocessing: Preprocessing,
     cache: Path | None,
     workers: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Tensor:
     """All images of a split as uint8 (N, resize, resize, 3): from the cache if it is there, else decoded into it.
 
     The cache is a memory-mapped file in the folder `cache` (None: in memory only), named by a digest of the files'
     names, sizes and times and of the preprocessing, so that runs share it and a change of any of them makes another.
-    Images that cannot be read are a :class:`UserError` that tells of all of them, and nothing is kept.
+    Images that cannot be read are a :class:`SemaugError` that tells of all of them, and nothing is kept.
     """
     if cache is None:
         pixels = np.empty(_shape(samples, preprocessing), dtype=np.uint8)
@@ -125,14 +125,18 @@ def decoded(
         unreadable = decode_into_cache(samples, preprocessing, cache, workers, progress)
     if unreadable:
         names = [(samples.name(i), why) for i, why in unreadable.items()]
-        raise UserError(f"{cannot_be_read(names, len(samples))}; repair or remove them")
+        raise SemaugError(f"{cannot_be_read(names, len(samples))}; repair or remove them")
     # Copy on write: torch asks for writable memory, and nobody writes.
     found = pixels if cache is None else np.load(cache_file(samples, preprocessing, cache), mmap_mode="c")
     return torch.from_numpy(found)
 
 
 def decode_into_cache(
-    samples: Samples, preprocessing: Preprocessing, cache: Path, workers: int = 0, progress: Progress | None = None
+    samples: Samples,
+    preprocessing: Preprocessing,
+    cache: Path,
+    workers: int = 0,
+    progress: ProgressCallback | None = None,
 ) -> Unreadable:
     """Make the file of a split in the cache, unless it is there or there are images that cannot be read."""
     file = cache_file(samples, preprocessing, cache)
@@ -144,7 +148,7 @@ def decode_into_cache(
             pixels = _room_for(unfinished, _shape(samples, preprocessing))
         except OSError as error:
             why = error.strerror or error
-            raise UserError(f"cannot write {file}: {why}; name another folder by --cache, or --cache None") from error
+            raise SemaugError(f"cannot write {file}: {why}; name another folder by --cache, or --cache None") from error
         unreadable = decode(samples, preprocessing, workers, progress, pixels)
         pixels.flush()
         del pixels
@@ -195,7 +199,7 @@ def _shape(samples: Samples, preprocessing: Preprocessing) -> tuple[int, int, in
 
 def cannot_be_read(unreadable: Sequence[tuple[str, str]], total: int) -> str:
     """Such as: 4 of 90 images cannot be read: a.jpg (the file is empty), b.jpg (…), c.jpg (…) and 1 more."""
-    first = [f"{on_one_line(name)} ({why})" for name, why in unreadable[:3]]
+    first = [f"{printable(name)} ({why})" for name, why in unreadable[:3]]
     more = f" and {len(unreadable) - len(first)} more" if len(unreadable) > len(first) else ""
     return f"{len(unreadable)} of {total} images cannot be read: {', '.join(first)}{more}"
 
@@ -204,7 +208,7 @@ def decode(
     samples: Samples,
     preprocessing: Preprocessing,
     workers: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     pixels: npt.NDArray[np.uint8] | None = None,
 ) -> Unreadable:
     """Decode all images of a split, into `pixels` if given; returns those that cannot be read."""

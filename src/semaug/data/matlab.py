@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from semaug.data.annotations import read_content
-from semaug.errors import UserError
+from semaug.util.errors import SemaugError
 
 # Of MATLAB's file format, version 5: the kinds of elements that hold others, the formats of those that hold numbers,
 # the encodings of those that hold text, and the classes of arrays.
@@ -35,8 +35,8 @@ def read_variable(path: Path, variable: str) -> list[Any]:
             if name == variable and isinstance(value, list):
                 return value
     except (LookupError, ValueError, struct.error, zlib.error, StopIteration, RecursionError) as error:
-        raise UserError(f"{path} is not a MATLAB file of version 5 to 7, or is damaged") from error
-    raise UserError(f"{path} has no variable {variable}")
+        raise SemaugError(f"{path} is not a MATLAB file of version 5 to 7, or is damaged") from error
+    raise SemaugError(f"{path} has no variable {variable}")
 
 
 def _elements(content: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:

@@ -8,7 +8,7 @@ from typing import Literal
 from semaug.data.annotations import some
 from semaug.data.images import (
     Preprocessing,
-    Progress,
+    ProgressCallback,
     Unreadable,
     cache_file,
     cannot_be_read,
@@ -17,8 +17,8 @@ from semaug.data.images import (
 )
 from semaug.data.samples import ImageFiles, Samples, Subset, subset
 from semaug.data.shards import ShardedImages
-from semaug.errors import UserError
-from semaug.files import write_json
+from semaug.util.errors import SemaugError
+from semaug.util.files import write_json
 
 OnBadImage = Literal["stop", "skip"]
 
@@ -31,13 +31,13 @@ def readable_splits(
     *,
     cache: Path | None = None,
     workers: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     listing: Path | None = None,
     keep: bool = True,
 ) -> tuple[dict[str, Samples], str | None]:
     """The splits without the images that cannot be read, and a sentence about these; None if there are none.
 
-    With "stop" such images are a :class:`UserError`, and with "skip" they are where a class loses all of its training
+    With "stop" such images are a :class:`SemaugError`, and with "skip" they are where a class loses all of its training
     images or a split all it has. All of them are listed in the file `listing`. What is decoded is kept in the cache
     for training, except for the test split, and unless `keep` is False.
     """
@@ -60,7 +60,7 @@ def readable_splits(
         return dict(splits), None
     sentence = cannot_be_read(names, total) + (f", all listed in {listing}" if listing is not None else "")
     if on_bad_image == "stop":
-        raise UserError(f"{sentence}; repair or remove them, or go on without them by --on-bad-image skip")
+        raise SemaugError(f"{sentence}; repair or remove them, or go on without them by --on-bad-image skip")
     left = {split: _without(samples, faults[id(samples)]) for split, samples in splits.items()}
     _check_left(splits, left, classes, sentence)
     return left, f"{sentence}; going on without them"
@@ -72,7 +72,12 @@ def _distinct(splits: Iterable[Samples]) -> list[Samples]:
 
 
 def _unreadable(
-    samples: Samples, preprocessing: Preprocessing, cache: Path | None, keep: bool, workers: int, progress: Progress
+    samples: Samples,
+    preprocessing: Preprocessing,
+    cache: Path | None,
+    keep: bool,
+    workers: int,
+    progress: ProgressCallback,
 ) -> Unreadable:
     """The images that cannot be read; pixels are kept in the cache if asked for, and otherwise that all were looked at.
 
@@ -113,11 +118,11 @@ def _check_left(
 ) -> None:
     empty = [split for split, samples in left.items() if not len(samples)]
     if empty:
-        raise UserError(f"no image of the split {empty[0]} can be read: {sentence}")
+        raise SemaugError(f"no image of the split {empty[0]} can be read: {sentence}")
     lost = sorted(set(before["train"].labels) - set(left["train"].labels)) if "train" in left else []
     if lost:
         names = some(classes[label] for label in lost)
-        raise UserError(f"no training image can be read of {names}; repair or remove these classes: {sentence}")
+        raise SemaugError(f"no training image can be read of {names}; repair or remove these classes: {sentence}")
 
 
 def _write_listing(file: Path, names: Sequence[tuple[str, str]]) -> None:

@@ -1,7 +1,7 @@
 """Data sets from disk, in the layouts in which they are distributed.
 
 Annotation files of downloaded sets are untrusted: whatever they hold, the outcome is a data set or a
-:class:`UserError` of one sentence, and no image outside of the set's folder is ever named by them. (A user's own table
+:class:`SemaugError` of one sentence, and no image outside of the set's folder is ever named by them. (A user's own table
 may name images anywhere.)
 """
 
@@ -33,7 +33,7 @@ from semaug.data.matlab import read_variable
 from semaug.data.samples import DataSet, Samples, embedded_birds, subset
 from semaug.data.shards import holds_shards, read_shards
 from semaug.data.tables import TABLE_SUFFIXES, read_table
-from semaug.errors import UserError
+from semaug.util.errors import SemaugError
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"))
 
@@ -59,7 +59,7 @@ def read_data(
         path = Path(os.path.expanduser(data))
         if not data or not os.path.exists(path):
             names = ", ".join(("birds", *KNOWN))
-            raise UserError(f"{shown(data)} is neither an existing path nor the name of a data set ({names})")
+            raise SemaugError(f"{shown(data)} is neither an existing path nor the name of a data set ({names})")
         if path.is_dir():
             if holds_shards(path):
                 return read_shards(path)
@@ -70,8 +70,8 @@ def read_data(
         if path.suffix.lower() in TABLE_SUFFIXES:
             return read_table(path)
     except OSError as error:
-        raise UserError(f"cannot read the data {shown(data)}: {error}") from error
-    raise UserError(f"{path} is neither a folder nor a table ({', '.join(TABLE_SUFFIXES)})")
+        raise SemaugError(f"cannot read the data {shown(data)}: {error}") from error
+    raise SemaugError(f"{path} is neither a folder nor a table ({', '.join(TABLE_SUFFIXES)})")
 
 
 def training_splits(
@@ -81,7 +81,7 @@ def training_splits(
     splits = dict(data.splits)
     if select == "test":
         if "test" not in splits:
-            raise UserError(f"{data.name} has no test split to select on")
+            raise SemaugError(f"{data.name} has no test split to select on")
         return {"train": splits["train"], "val": splits["test"], "test": splits["test"]}
     if "val" not in splits:
         splits["train"], splits["val"] = split_validation(splits["train"], val_per_class, val_fraction, seed)
@@ -96,9 +96,9 @@ def split_validation(samples: Samples, per_class: int | None, fraction: float, s
     changes the place of few others.
     """
     if per_class is not None and per_class < 0:
-        raise UserError(f"the number of validation images per class must not be negative ({per_class})")
+        raise SemaugError(f"the number of validation images per class must not be negative ({per_class})")
     if per_class is None and not 0 <= fraction < 1:
-        raise UserError(f"the fraction of validation images must be at least 0 and below 1, not {fraction}")
+        raise SemaugError(f"the fraction of validation images must be at least 0 and below 1, not {fraction}")
 
     def digest(i: int) -> bytes:
         return hashlib.sha256(f"{seed}\0{samples.name(i).replace(os.sep, '/')}".encode()).digest()
@@ -132,13 +132,13 @@ def read_folder(folder: Path, name: str | None = None, roles: dict[str, str] = S
     for part in subfolders:
         role = roles.get(part.name.lower())
         if role in parts:
-            raise UserError(f"{folder} has both {parts[role].name} and {part.name}, which mean the same split")
+            raise SemaugError(f"{folder} has both {parts[role].name} and {part.name}, which mean the same split")
         if role is not None:
             parts[role] = part
     # A class may be called "train" (next to "bus"); a split has folders inside.
     if "train" not in parts or not _subfolders(parts["train"]):
         if parts and len(parts) == len(subfolders):
-            raise UserError(f"{folder} needs a folder train with one folder per class inside")
+            raise SemaugError(f"{folder} needs a folder train with one folder per class inside")
         parts = {"train": folder}
     images = {split: _images_by_class(part) for split, part in parts.items()}
     classes = sorted(set().union(*images.values()))
@@ -164,10 +164,10 @@ def _images_by_class(folder: Path) -> dict[str, list[Path]]:
     by_class = {class_folder.name: _images_below(class_folder) for class_folder in _subfolders(folder)}
     if not by_class:
         empty = next(os.scandir(folder), None) is None
-        raise UserError(f"{folder} is empty" if empty else f"{folder} has no folder per class with images inside")
+        raise SemaugError(f"{folder} is empty" if empty else f"{folder} has no folder per class with images inside")
     if not any(by_class.values()):
         suffixes = " ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
-        raise UserError(f"there are no images ({suffixes}) in the class folders of {folder}")
+        raise SemaugError(f"there are no images ({suffixes}) in the class folders of {folder}")
     return by_class
 
 
@@ -182,7 +182,7 @@ def _images_below(folder: Path) -> list[Path]:
                 folders.append(current / entry.name)
             elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
                 if not entry.is_file(follow_symlinks=False) and not os.path.isfile(entry.path):
-                    raise UserError(f"{shown(entry.path)} is not a file or a link to one")
+                    raise SemaugError(f"{shown(entry.path)} is not a file or a link to one")
                 images.append(current / _utf8(entry.name))
     return sorted(images)
 
@@ -191,7 +191,7 @@ def _utf8(name: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"the file name {os.fsencode(name)!r} is not UTF-8; rename the file") from error
+        raise SemaugError(f"the file name {os.fsencode(name)!r} is not UTF-8; rename the file") from error
     return name
 
 
@@ -223,17 +223,19 @@ def _read_image_list(name: str, folder: Path, names: dict[int, str], used: set[i
     for file_name, table in (("image_class_labels.txt", labels), ("train_test_split.txt", in_train)):
         if table.keys() != images.keys():
             image = min(table.keys() ^ images.keys())
-            raise UserError(f"image {shown(image)} is in only one of images.txt and {file_name} in {folder}")
+            raise SemaugError(f"image {shown(image)} is in only one of images.txt and {file_name} in {folder}")
     splits: Splits = {"train": [], "test": []}
     for image, (path, line) in images.items():
         file = inside(folder / "images", path, f"{folder / 'images.txt'} line {line}")
         text, line = labels[image]
         category = whole_number(folder / "image_class_labels.txt", line, text)
         if category not in index:
-            raise UserError(f"{folder / 'image_class_labels.txt'} line {line}: class {category} is not in classes.txt")
+            raise SemaugError(
+                f"{folder / 'image_class_labels.txt'} line {line}: class {category} is not in classes.txt"
+            )
         text, line = in_train[image]
         if text not in ("0", "1"):
-            raise UserError(f"{folder / 'train_test_split.txt'} line {line}: {shown(text)} should be 0 or 1")
+            raise SemaugError(f"{folder / 'train_test_split.txt'} line {line}: {shown(text)} should be 0 or 1")
         splits["train" if text == "1" else "test"].append((file, index[category]))
     return listed_data_set(name, folder, [names[category] for category in sorted(used)], splits)
 
@@ -252,7 +254,7 @@ def read_aircraft(folder: Path) -> DataSet:
         for path in (base / f"images_variant_{part}.txt" for part in lists):
             for image, (variant, line) in pairs(path).items():
                 if variant not in index:
-                    raise UserError(f"{path} line {line}: the variant {shown(variant)} is not in variants.txt")
+                    raise SemaugError(f"{path} line {line}: the variant {shown(variant)} is not in variants.txt")
                 file = inside(base / "images", f"{image}.jpg", f"{path} line {line}")
                 splits[split].append((file, index[variant]))
     return listed_data_set("aircraft", folder, classes, splits)
@@ -283,7 +285,7 @@ def read_cars(folder: Path) -> DataSet:
     elif (folder / "train").is_dir():
         return read_folder(folder, "cars")
     else:
-        raise UserError(f"{folder} has neither cars_annos.mat nor a folder devkit or train")
+        raise SemaugError(f"{folder} has neither cars_annos.mat nor a folder devkit or train")
     return listed_data_set("cars", folder, classes, splits)
 
 
@@ -296,24 +298,24 @@ def _annotations(path: Path, *fields: str) -> Iterator[tuple[Any, ...]]:
         for field in fields:
             if not isinstance(annotation, dict) or field not in annotation:
                 # as in cars_test_annos.mat, which lacks the labels
-                raise UserError(f"the annotations in {path} have no field {field}")
+                raise SemaugError(f"the annotations in {path} have no field {field}")
         yield tuple(annotation[field] for field in fields)
 
 
 def _label(path: Path, label: Any, classes: list[str]) -> int:
     number = label[0] if isinstance(label, list) and len(label) == 1 else label
     if number not in range(1, len(classes) + 1):
-        raise UserError(f"{path}: the label {shown(str(number))} is beyond the {len(classes)} classes")
+        raise SemaugError(f"{path}: the label {shown(str(number))} is beyond the {len(classes)} classes")
     return int(number) - 1
 
 
 def read_imagenet(folder: Path) -> DataSet:
     """ImageNet's train/WNID and val/WNID; its validation images serve as "test", as in the literature."""
     if not (folder / "train").is_dir():
-        raise UserError(f"{folder} has no folder train with one folder per class (n01440764, …)")
+        raise SemaugError(f"{folder} has no folder train with one folder per class (n01440764, …)")
     flat = folder / "val"
     if flat.is_dir() and not _subfolders(flat):
-        raise UserError(f"{flat} must have one folder per class (n01440764, …), with the images sorted into them")
+        raise SemaugError(f"{flat} must have one folder per class (n01440764, …), with the images sorted into them")
     return read_folder(folder, "imagenet", {"train": "train", "val": "test"})
 
 
@@ -419,4 +421,4 @@ def _read_known(
     if download and known.archive is not None:
         fetch(known.archive, root, progress)
         return known.read(folders[0])
-    raise UserError(f"{name} is not in {root}: download {known.source} and unpack it as {folders[0]}")
+    raise SemaugError(f"{name} is not in {root}: download {known.source} and unpack it as {folders[0]}")

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from semaug.data import birds
-from semaug.errors import UserError, on_one_line
+from semaug.util.errors import SemaugError, printable
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What an image may be in, whatever its name ends with. Pillow knows more, and runs Ghostscript for one (EPS)."""
@@ -49,7 +49,7 @@ class DataSet:
 
 
 def load_image(path: Path | str) -> Image.Image:
-    """The image in a file, in RGB and turned upright; a :class:`UserError` if it cannot be read.
+    """The image in a file, in RGB and turned upright; a :class:`SemaugError` if it cannot be read.
 
     Of an animation it is the first frame; what is transparent becomes white.
     """
@@ -67,15 +67,15 @@ def _loaded(opened: Callable[[], Image.Image], name: Path | str) -> Image.Image:
             image.load()
             return _in_rgb(_upright(image))
     except Exception as error:  # decoders meet garbage with many kinds of exception
-        what = f"the image {on_one_line(name)}" if name else "the image"
-        raise UserError(f"cannot read {what}: {why_unreadable(error)}") from error
+        what = f"the image {printable(name)}" if name else "the image"
+        raise SemaugError(f"cannot read {what}: {why_unreadable(error)}") from error
 
 
 def why_unreadable(error: Exception) -> str:
     """Why an image cannot be read, on one line: what :func:`load_image` or a decoder raised, without the path."""
-    cause = error.__cause__ if isinstance(error, UserError) and error.__cause__ else error
+    cause = error.__cause__ if isinstance(error, SemaugError) and error.__cause__ else error
     text = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
-    return on_one_line(" ".join(text.split())) or type(cause).__name__
+    return printable(" ".join(text.split())) or type(cause).__name__
 
 
 def _file(path: Path) -> Path:

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from semaug.data.samples import DataSet, ImageFiles, Samples, Subset, image_in, why_unreadable
-from semaug.errors import UserError, on_one_line
-from semaug.files import read_json, write_atomically, write_json
+from semaug.util.errors import SemaugError, printable
+from semaug.util.files import read_json, write_atomically, write_json
 
 MANIFEST, UNFINISHED = "shards.json", "shards.part.json"
 VERSION = 1
@@ -44,7 +44,7 @@ Progress = Callable[[int, int], None]
 def write_shards(data: DataSet, folder: Path, per_shard: int = 1000, progress: Progress | None = None) -> int:
     """Write a data set as shards; returns their number. A call that was broken off goes on where it stopped."""
     if per_shard < 1:
-        raise UserError(f"a shard must hold at least one image, not {per_shard}")
+        raise SemaugError(f"a shard must hold at least one image, not {per_shard}")
     plan = {
         "version": VERSION,
         "per_shard": per_shard,
@@ -74,12 +74,12 @@ def write_shards(data: DataSet, folder: Path, per_shard: int = 1000, progress: P
 def _claim(folder: Path, plan: dict[str, Any]) -> None:
     """See that the folder is empty, or holds the beginning of the same shards."""
     if (folder / MANIFEST).exists():
-        raise UserError(f"{folder} holds shards already")
+        raise SemaugError(f"{folder} holds shards already")
     if (folder / UNFINISHED).is_file():
         if read_json(folder / UNFINISHED) != plan:
-            raise UserError(f"{folder} holds the beginning of shards of other images; name another folder")
+            raise SemaugError(f"{folder} holds the beginning of shards of other images; name another folder")
     elif folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty")
+        raise SemaugError(f"{folder} is not empty")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / UNFINISHED, plan)
 
@@ -117,7 +117,7 @@ def _encoded(samples: Samples, i: int) -> tuple[bytes, str]:
         try:
             return file.read_bytes(), file.suffix.lower().removeprefix(".") or "img"
         except OSError as error:
-            raise UserError(f"cannot read {on_one_line(file)}: {error.strerror or error}") from error
+            raise SemaugError(f"cannot read {printable(file)}: {error.strerror or error}") from error
     content = io.BytesIO()
     samples.load(i).save(content, "PNG")
     return content.getvalue(), "png"
@@ -162,14 +162,14 @@ def holds_shards(folder: Path) -> bool:
 def read_shards(folder: Path) -> DataSet:
     """The data set in a folder of shards."""
     if not (folder / MANIFEST).is_file():
-        raise UserError(f"the shards in {folder} are not complete; run the command that makes them again")
+        raise SemaugError(f"the shards in {folder} are not complete; run the command that makes them again")
     manifest = _manifest(folder)
     classes = tuple(manifest["classes"])
     splits: dict[str, Samples] = {
         split: _read_split(folder, entries, len(classes)) for split, entries in manifest["splits"].items()
     }
     if "train" not in splits:
-        raise UserError(f"the shards in {folder} have no split train")
+        raise SemaugError(f"the shards in {folder} have no split train")
     return DataSet(manifest["name"], classes, splits)
 
 
@@ -190,7 +190,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(file)
     try:
         if manifest["version"] != VERSION:
-            raise UserError(f"{file} is of version {manifest['version']!r}, and this semaug reads version {VERSION}")
+            raise SemaugError(f"{file} is of version {manifest['version']!r}, and this semaug reads version {VERSION}")
         names = [manifest["name"], *manifest["classes"], *manifest["splits"]]
         entries = [entry for split in manifest["splits"].values() for entry in split]
         names += [entry["file"] for entry in entries] + [entry["sha256"] for entry in entries]
@@ -201,7 +201,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     except (KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
-        raise UserError(f"{file} is damaged")
+        raise SemaugError(f"{file} is damaged")
     return dict(manifest)
 
 
@@ -224,9 +224,9 @@ def _table(file: Path, entry: dict[str, Any], classes: int) -> tuple[Table, Path
         size = file.stat().st_size
         table, letters_at, names = _table_and_names(_table_file(file))
     except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise UserError(f"the shard {on_one_line(file)} cannot be read: {error}") from error
+        raise SemaugError(f"the shard {printable(file)} cannot be read: {error}") from error
     if size != entry["bytes"]:
-        raise UserError(f"the shard {on_one_line(file)} has {size} bytes and not {entry['bytes']}: it is damaged")
+        raise SemaugError(f"the shard {printable(file)} has {size} bytes and not {entry['bytes']}: it is damaged")
     sound = table.dtype == np.int64 and table.shape == (entry["images"], 5) and bool((table >= 0).all())
     if sound:
         offset, length, label, name, letters = table.T
@@ -234,7 +234,7 @@ def _table(file: Path, entry: dict[str, Any], classes: int) -> tuple[Table, Path
         sound &= bool((label < classes).all() and (letters <= LONGEST_NAME).all())
         sound &= names is None or (names.dtype == np.uint8 and names.shape == (letters.sum(),))
     if not sound:
-        raise UserError(f"the table of the shard {on_one_line(file)} is damaged")
+        raise SemaugError(f"the table of the shard {printable(file)} is damaged")
     if names is None:
         return table, file
     table[:, 3] = letters_at + table[:, 4].cumsum() - table[:, 4]
@@ -272,9 +272,9 @@ class ShardedImages:
         content = self._bytes(self.files, i, 0)
         try:
             return image_in(content)
-        except UserError as error:  # the name is looked up only now
-            reason = f"cannot read the image {on_one_line(self.name(i))}: {why_unreadable(error)}"
-            raise UserError(reason) from error.__cause__
+        except SemaugError as error:  # the name is looked up only now
+            reason = f"cannot read the image {printable(self.name(i))}: {why_unreadable(error)}"
+            raise SemaugError(reason) from error.__cause__
 
     def name(self, i: int) -> str:
         return self._bytes(self.names, i, 3).decode(errors="replace")
@@ -294,4 +294,4 @@ def _opened(file: Path, process: int) -> BinaryIO:
     try:
         return open(file, "rb")
     except OSError as error:
-        raise UserError(f"the shard {on_one_line(file)} cannot be read: {error.strerror or error}") from error
+        raise SemaugError(f"the shard {printable(file)} cannot be read: {error.strerror or error}") from error

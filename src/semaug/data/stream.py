@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from semaug.data.images import Preprocessing, pixels_or_reason
-from semaug.data.processes import CHUNK, in_turn
 from semaug.data.samples import Samples, Subset
 from semaug.data.shards import ShardedImages
-from semaug.errors import UserError, on_one_line
+from semaug.util.errors import SemaugError, printable
+from semaug.util.processes import CHUNK, in_turn
 
 BUFFER = 10_000  # images through which those of shards are shuffled: about ten shards
 
@@ -64,14 +64,14 @@ def streaming_order(shards: Tensor, generator: torch.Generator, buffer: int = BU
 # --------------------------------------------------------------------------------------------------------- the pixels
 
 
-def streamed(
+def stream_pixels(
     samples: Samples, preprocessing: Preprocessing, parts: Iterable[Tensor], workers: int, *, pinned: bool = False
 ) -> Generator[Tensor, None, None]:
     """Images of a split as uint8 (n, resize, resize, 3): for each of `parts`, the n images at these places.
 
     They are decoded in so many processes, which are ahead of who asks by about the two parts that come next; with no
     process, when they are asked for. What is made ahead lies in memory that the processes share. The first image that
-    cannot be read is a :class:`UserError`. No part may be empty.
+    cannot be read is a :class:`SemaugError`. No part may be empty.
     """
     rest = iter(parts)
     first = next(rest, None)
@@ -96,7 +96,7 @@ def streamed(
             pixels = torch.empty(sizes.popleft(), *shape, dtype=torch.uint8, pin_memory=pinned)
             for place, found in enumerate(chain((fault,), islice(faults, len(pixels) - 1))):
                 if found is not None:
-                    raise UserError(
+                    raise SemaugError(
                         f"{found}; semaug data check lists all such images, --on-bad-image skip leaves them out"
                     )
                 pixels.numpy()[place] = window[slot]  # by numpy, whose copies take no threads
@@ -109,7 +109,7 @@ def _decode_into(memory: Any, samples: Samples, preprocessing: Preprocessing, it
     slot, i = item
     found = pixels_or_reason(samples, preprocessing, i)
     if isinstance(found, str):
-        return f"cannot read the image {on_one_line(samples.name(i))}: {found}"
+        return f"cannot read the image {printable(samples.name(i))}: {found}"
     _view(memory, found.shape)[slot] = found
     return None
 

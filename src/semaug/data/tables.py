@@ -9,8 +9,8 @@ from pathlib import Path
 
 from semaug.data.annotations import SPLIT_NAMES, Splits, listed_data_set, read_content, shown, some
 from semaug.data.samples import DataSet
-from semaug.errors import UserError
-from semaug.formulas import original
+from semaug.util.errors import SemaugError
+from semaug.util.spreadsheets import unescape_formula
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 MAX_ROWS = 20_000_000
@@ -21,7 +21,7 @@ def read_table(path: Path) -> DataSet:
     """Images listed in a .csv, .tsv or .parquet file with columns path, label and, optionally, split.
 
     Paths are relative to the table's folder. Classes are in alphabetical order, or by value if all are whole numbers.
-    An apostrophe that keeps a spreadsheet from taking a name for a formula is no part of it (see `semaug.formulas`).
+    An apostrophe that keeps a spreadsheet from taking a name for a formula is no part of it (`semaug.util.spreadsheets`).
     """
     rows = list(_parquet_rows(path) if path.suffix.lower() == ".parquet" else _csv_rows(path))
     labels = {label for _, _, label, _ in rows}
@@ -32,16 +32,16 @@ def read_table(path: Path) -> DataSet:
     splits: Splits = {"train": []}
     for place, image, label, split in rows:
         if not image.strip() or not label:
-            raise UserError(f"{path} {place}: the image or its label is empty")
+            raise SemaugError(f"{path} {place}: the image or its label is empty")
         if split.lower() not in SPLIT_NAMES:
-            raise UserError(f"{path} {place}: the split {shown(split)} is not one of {', '.join(SPLIT_NAMES)}")
+            raise SemaugError(f"{path} {place}: the split {shown(split)} is not one of {', '.join(SPLIT_NAMES)}")
         splits.setdefault(SPLIT_NAMES[split.lower()], []).append((_image(path.parent, image), index[label]))
     return listed_data_set(path.stem, path.parent, classes, splits)
 
 
 def _image(folder: Path, cell: str) -> Path:
     """The file that a cell names: as it is written, else without spaces around it or an apostrophe before it."""
-    names = dict.fromkeys((cell.strip(), cell, original(cell), original(cell).strip()))
+    names = dict.fromkeys((cell.strip(), cell, unescape_formula(cell), unescape_formula(cell).strip()))
     if len(names) > 1:
         for name in names:
             if name.strip() and os.path.isfile(folder / name):
@@ -59,7 +59,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path} line {line}: this is not UTF-8 text") from error
+        raise SemaugError(f"{path} line {line}: this is not UTF-8 text") from error
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
@@ -70,38 +70,38 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 continue
             place = f"line {reader.line_num}"
             if len(row) != len(header):
-                raise UserError(f"{path} {place}: there are {len(row)} fields, the header has {len(header)}")
+                raise SemaugError(f"{path} {place}: there are {len(row)} fields, the header has {len(header)}")
             yield _row(place, [row[column] for column in columns])
     except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num}: {error}") from error
+        raise SemaugError(f"{path} line {reader.line_num}: {error}") from error
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise UserError(f"reading {path} needs pyarrow; install it with: pip install pyarrow") from error
+        raise SemaugError(f"reading {path} needs pyarrow; install it with: pip install pyarrow") from error
     try:
         header = [str(name) for name in parquet.read_schema(path).names]
         rows = parquet.read_metadata(path).num_rows
     except Exception as error:  # the parser meets garbage with many kinds of exception
-        raise UserError(f"{path} is not a Parquet file") from error
+        raise SemaugError(f"{path} is not a Parquet file") from error
     if rows > MAX_ROWS:  # which a few bytes can stand for
-        raise UserError(f"{path} has {rows} rows; a table of images may have {MAX_ROWS}")
+        raise SemaugError(f"{path} has {rows} rows; a table of images may have {MAX_ROWS}")
     columns = _columns(path, header)
     try:
         values = parquet.read_table(path, columns=columns).to_pydict()
     except Exception as error:
-        raise UserError(f"{path} is a damaged Parquet file") from error
+        raise SemaugError(f"{path} is a damaged Parquet file") from error
     for number, row in enumerate(zip(*(values[column] for column in columns), strict=True), start=1):
         if not all(isinstance(value, str | int) for value in row):
-            raise UserError(f"{path} row {number}: image, label and split must be text or whole numbers")
+            raise SemaugError(f"{path} row {number}: image, label and split must be text or whole numbers")
         yield _row(f"row {number}", [str(value) for value in row])
 
 
 def _row(place: str, cells: list[str]) -> Row:
     image, label, *split = cells
-    return place, image, original(label.strip()), split[0].strip() if split else "train"
+    return place, image, unescape_formula(label.strip()), split[0].strip() if split else "train"
 
 
 def _columns(path: Path, header: list[str]) -> list[str]:
@@ -112,6 +112,6 @@ def _columns(path: Path, header: list[str]) -> list[str]:
         named = [found[name] for name in names if name in found]
         if not named and role != "split":
             present = some(header) or "none"
-            raise UserError(f"{path} needs a column {' or '.join(names)}; its columns are: {present}")
+            raise SemaugError(f"{path} needs a column {' or '.join(names)}; its columns are: {present}")
         columns += named[:1]
     return columns

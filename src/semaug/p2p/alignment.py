@@ -5,8 +5,8 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from semaug import distributed
-from semaug.precision import full_precision
+from semaug.isda.precision import full_precision
+from semaug.util import distributed
 
 
 def normalised_gram(features: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class PartAlignment(nn.Module):
     def update(self, features: Tensor, order: Tensor) -> None:
         """Move the templates towards the part features (N, P, D) of a batch, of all ranks, in their `order` (N, P)."""
         new = reordered(features.detach().to(self.templates.dtype), order).sum(0)
-        total, count = distributed.summed([new, new.new_tensor(len(features))])
+        total, count = distributed.sum_over_ranks([new, new.new_tensor(len(features))])
         old = self.decay * self.seen.to(new.dtype)
         self.templates.copy_((old * self.templates + total) / (old + count))
         self.seen += count.long()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from semaug.precision import widened
+from semaug.isda.precision import widened
 
 
 def confident_cross_entropy(logits: Tensor, labels: Tensor, confidence: float = 1.0) -> Tensor:

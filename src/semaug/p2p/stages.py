@@ -5,7 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from semaug.blocks import find_head, in_sequence
+from semaug.network.blocks import find_head, in_sequence
 
 LOOK = 128  # pixels: the last map of a network of stride 32 has more than one place, unlike what global pooling makes
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from semaug.progress import duration
 from semaug.report import charts
 from semaug.report.reading import number
+from semaug.util.progress import duration
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -5,12 +5,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from semaug.files import write_atomically
 from semaug.report import charts
 from semaug.report.comparison import comparison, headline, settings
 from semaug.report.html import environment, render_page
 from semaug.report.matrix import EDGES, confusion_matrix
 from semaug.report.reading import ReportedRun, number, read_runs
+from semaug.util.files import write_atomically
 
 SHOWN_CLASSES, BAR_COLUMNS = 45, 3
 SHOWN_PICTURES = 12
@@ -143,7 +143,7 @@ def _measured(num_species: int) -> dict[str, Any]:
     from PIL import Image
 
     from semaug.data import destruction
-    from semaug.report.pictures import data_uri
+    from semaug.inference.pictures import data_uri
 
     def picture(pixels: Any) -> str:
         return data_uri(Image.fromarray(pixels).resize((96, 96), Image.Resampling.BILINEAR), quality=92)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from semaug.errors import UserError
-from semaug.files import read_json
+from semaug.util.errors import SemaugError
+from semaug.util.files import read_json
 
 _PICTURE = re.compile(r"data:image/(jpeg|png);base64,[A-Za-z0-9+/]+=*")
 
@@ -74,7 +74,7 @@ def as_text(value: Any) -> str:
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     """Read run directories, in the order given; runs are named by method, and by directory where that is not enough."""
     if not paths:
-        raise UserError("a report needs at least one run directory")
+        raise SemaugError("a report needs at least one run directory")
     configs = [_config(path) for path in paths]
     methods = [as_text(config.get("method")) for config in configs]
     names = [path.resolve().name for path in paths]
@@ -89,12 +89,12 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
 
 def _config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise UserError(f"there is no run directory {path}")
+        raise SemaugError(f"there is no run directory {path}")
     if not (path / "config.json").is_file():
-        raise UserError(f"{path} is not a run directory: it has no config.json")
+        raise SemaugError(f"{path} is not a run directory: it has no config.json")
     config = read_json(path / "config.json")
     if not isinstance(config, dict):
-        raise UserError(f"{path / 'config.json'} does not hold the settings of a run")
+        raise SemaugError(f"{path / 'config.json'} does not hold the settings of a run")
     return config
 
 
@@ -126,7 +126,7 @@ def _optional(path: Path, kind: type, notes: list[str]) -> Any:
         return kind()
     try:
         content = read_json(path)
-    except UserError as error:
+    except SemaugError as error:
         notes.append(str(error))
         return kind()
     if isinstance(content, kind):

@@ -1,0 +1,1 @@
+"""Trained classifiers in use: read, evaluate, predict, export."""

@@ -1,0 +1,1 @@
+"""Settings, the table of methods, batches, the trainer, checkpoints and tracking."""

@@ -1,0 +1,74 @@
+"""Files that are whole or not there at all, and JSON that may come from a stranger."""
+
+import errno
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from semaug.util.errors import SemaugError
+from semaug.util.processes import is_running
+
+MAX_JSON_BYTES = 64_000_000
+
+
+def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None = None) -> None:
+    """Write a file such that readers, and a machine that fails, see the old content or the new, never a part.
+
+    What was there before is moved to `keep` if that is given, once the new content is safe.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(unfinished, "wb") as file:
+            file.writelines(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            path.replace(keep)
+        unfinished.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise SemaugError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:  # after a signal, too
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder as safe as the content of its files, where the system can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What writers that were killed have left in a folder."""
+    found = [(file, re.fullmatch(r"\..+\.(\d+)\.part", file.name)) for file in folder.glob(".*.part")]
+    return [file for file, name in found if name is not None and not is_running(int(name[1]))]
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise SemaugError(f"cannot read {path}: it has more than {MAX_JSON_BYTES} bytes")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SemaugError(f"there is no file {path}") from None
+    except (OSError, ValueError) as error:
+        raise SemaugError(f"cannot read {path}: {error}") from error
+    except RecursionError:
+        raise SemaugError(f"cannot read {path}: it is nested too deeply") from None

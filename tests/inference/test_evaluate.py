@@ -1,0 +1,344 @@
+"""The scores against naive NumPy, and the evaluation of a split as a whole."""
+
+import io
+import json
+import math
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from rich.console import Console
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from semaug.data.images import Preprocessing
+from semaug.data.samples import ImageFiles
+from semaug.inference import evaluate as module
+from semaug.inference.evaluate import evaluate, match_classes, score
+from semaug.inference.runs import Classifier
+from semaug.util.errors import SemaugError
+
+# ------------------------------------------------------------------------------------------------- naive references
+
+
+def naive_order(row):
+    return sorted(range(len(row)), key=lambda c: (-row[c], c))
+
+
+def naive_scores(probabilities, labels):
+    count, classes = probabilities.shape
+    orders = [naive_order(row) for row in probabilities]
+    confusion = np.zeros((classes, classes), dtype=int)
+    for order, label in zip(orders, labels, strict=True):
+        confusion[label, order[0]] += 1
+    present = [c for c in range(classes) if c in labels]
+    class_accuracy = [
+        np.mean([orders[i][0] == c for i in range(count) if labels[i] == c]) if c in present else None
+        for c in range(classes)
+    ]
+    return {
+        "top1": np.mean([order[0] == label for order, label in zip(orders, labels, strict=True)]),
+        "top5": np.mean([label in order[:5] for order, label in zip(orders, labels, strict=True)]),
+        "mean_class_accuracy": np.mean([class_accuracy[c] for c in present]),
+        "cross_entropy": np.mean([-math.log(max(probabilities[i, labels[i]], 2**-126)) for i in range(count)]),
+        "calibration_error": naive_calibration_error(probabilities, labels, orders),
+    }, {"class_accuracy": class_accuracy, "confusion": confusion}
+
+
+def entries(confusion):
+    return [[t, p, int(confusion[t, p])] for t, p in np.argwhere(confusion).tolist()]
+
+
+def naive_calibration_error(probabilities, labels, orders, bins=15):
+    total = 0.0
+    for b in range(bins):
+        upper = (b + 1) / bins if b + 1 < bins else 1.1
+        inside = [i for i, order in enumerate(orders) if b / bins <= probabilities[i, order[0]] < upper]
+        if inside:
+            confidence = np.mean([probabilities[i, orders[i][0]] for i in inside])
+            accuracy = np.mean([orders[i][0] == labels[i] for i in inside])
+            total += len(inside) / len(labels) * abs(accuracy - confidence)
+    return total
+
+
+@st.composite
+def predictions(draw):
+    """Probabilities, with many ties where they are eighths, and labels that leave classes out."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    count, classes = draw(st.integers(1, 30)), draw(st.integers(2, 9))
+    if draw(st.booleans()):
+        probabilities = rng.multinomial(8, np.full(classes, 1 / classes), size=count) / 8
+    else:
+        probabilities = rng.dirichlet(np.full(classes, 0.3), size=count)
+    labels = rng.integers(draw(st.integers(1, classes)), size=count)
+    return probabilities.astype(np.float32), labels
+
+
+def check_against_naive(probabilities, labels):
+    scores = score(torch.tensor(probabilities), torch.tensor(labels))
+    numbers, arrays = naive_scores(probabilities.astype(np.float64), labels)
+    assert scores.numbers() == pytest.approx(numbers, abs=1e-5)
+    assert scores.confusion.tolist() == entries(arrays["confusion"])
+    assert list(scores.class_accuracy) == pytest.approx(arrays["class_accuracy"])
+
+
+# ---------------------------------------------------------------------------------------------------------- scores
+
+
+@given(predictions())
+def test_scores_are_those_of_naive_numpy(case):
+    check_against_naive(*case)
+
+
+def test_of_equal_probabilities_the_first_class_wins():
+    probabilities = torch.full((8, 8), 1 / 8)
+    scores = score(probabilities, torch.arange(8))
+    assert scores.top1 == 1 / 8
+    assert scores.top5 == 5 / 8
+    assert scores.confusion.tolist() == [[label, 0, 1] for label in range(8)]
+
+
+def test_classes_without_images_do_not_count_even_if_they_are_predicted():
+    probabilities = torch.eye(4)[[0, 3, 1, 1]]
+    scores = score(probabilities, torch.tensor([0, 0, 1, 1]))
+    assert scores.class_accuracy == (0.5, 1.0, None, None)
+    assert scores.mean_class_accuracy == 0.75
+
+
+def test_two_classes_have_a_top_2():
+    scores = score(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
+    assert (scores.top1, scores.top5) == (0.5, 1.0)
+    assert scores.calibration_error == pytest.approx(0.5 * abs(1 - 0.9) + 0.5 * 0.8)
+
+
+def test_full_confidence_is_in_the_last_bin():
+    probabilities = np.array([[1.0, 0.0]] * 3 + [[0.95, 0.05]], dtype=np.float32)
+    labels = np.array([0, 0, 1, 1])
+    scores = score(torch.tensor(probabilities), torch.tensor(labels))
+    assert scores.calibration_error == pytest.approx(abs(2 / 4 - (3 + 0.95) / 4), abs=1e-6)
+
+
+def test_probabilities_rounded_above_1_are_not_taken_for_logits():
+    probabilities = torch.eye(3)[[0, 1, 2]]
+    assert score(probabilities * (1 + 1e-6), torch.arange(3)).calibration_error == pytest.approx(0, abs=1e-6)
+
+
+def test_a_true_class_of_probability_0_costs_much_and_not_infinitely_much():
+    assert 80 < score(torch.eye(2), torch.tensor([1, 0])).cross_entropy < 100
+
+
+def test_scoring_in_chunks_is_scoring_at_once(monkeypatch):
+    rng = np.random.default_rng(0)
+    probabilities = torch.tensor(rng.dirichlet(np.ones(7), size=100), dtype=torch.float32)
+    labels = torch.tensor(rng.integers(7, size=100))
+    at_once = score(probabilities, labels)
+    monkeypatch.setattr(module, "_CHUNK", 33)
+    in_chunks = score(probabilities, labels)
+    assert in_chunks.numbers() == pytest.approx(at_once.numbers(), abs=1e-6)
+    assert torch.equal(in_chunks.confusion, at_once.confusion)
+
+
+def test_scoring_makes_no_tensor_of_classes_by_classes():
+    class LargestMade(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            made = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self.numbers = max(self.numbers, *made, 0)
+            return result
+
+    probabilities, labels = torch.rand(30, 5000).softmax(1), torch.arange(30) * 100
+    with LargestMade() as largest:
+        scores = score(probabilities, labels)
+    assert largest.numbers <= probabilities.numel()
+    assert int(scores.confusion[:, 2].sum()) == 30
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "error", "match"),
+    [
+        (torch.ones(0, 3), torch.ones(0, dtype=torch.long), SemaugError, "no images"),
+        (torch.ones(2, 1), torch.zeros(2, dtype=torch.long), SemaugError, "single class"),
+        (torch.tensor([[math.nan, 1.0]]), torch.tensor([0]), SemaugError, "not finite"),
+        (torch.eye(2), torch.tensor([0, 2]), ValueError, "from 0 to 1"),
+        (torch.eye(2), torch.tensor([0, -1]), ValueError, "from 0 to 1"),
+        (torch.eye(2), torch.tensor([0, 1, 1]), ValueError, "do not go with"),
+    ],
+)
+def test_what_cannot_be_scored_is_an_error(probabilities, labels, error, match):
+    with pytest.raises(error, match=match):
+        score(probabilities, labels)
+
+
+# --------------------------------------------------------------------------------------------------------- classes
+
+
+def test_classes_are_matched_by_name():
+    assert match_classes(["a", "b", "c"], ["c", "a", "b"]) == (2, 0, 1)
+    assert match_classes(["a", "b", "c"], ["b"]) == (1,)
+
+
+def test_unknown_classes_are_named():
+    with pytest.raises(SemaugError, match=r"does not know 2 of the data's classes: X, Y; it knows b, c instead"):
+        match_classes(["a", "b", "c"], ["X", "a", "Y"])
+    with pytest.raises(SemaugError, match=r"7 of the data's classes: 0, 1, 2, 3, 4 …$"):
+        match_classes(["a"], ["a", *map(str, range(7))])
+
+
+# ------------------------------------------------------------------------------------------------------ evaluation
+
+CLASSES = ("red", "green", "[bold]blue[/bold]")
+
+
+class BrightestChannel(nn.Module):
+    """Logits: the mean of each channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(4.0))
+
+    def forward(self, images):
+        return self.scale * images.mean((2, 3))
+
+
+class Colours:
+    """Plain images of given colours; later ones load faster, so that threads end out of order."""
+
+    def __init__(self, colours, labels):
+        self.colours, self.labels = colours, labels
+        self.loaded, self.lock = 0, threading.Lock()
+
+    def __len__(self):
+        return len(self.colours)
+
+    def load(self, i):
+        time.sleep(0.002 * (i % 3 == 0))
+        with self.lock:
+            self.loaded += 1
+        return Image.new("RGB", (20, 10), tuple(self.colours[i]))
+
+    def name(self, i):
+        return f"colour {i}"
+
+    def fingerprint(self):
+        return ""
+
+
+@pytest.fixture
+def classifier():
+    preprocessing = Preprocessing(8, 6, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    return Classifier(BrightestChannel().eval(), CLASSES, preprocessing, "brightest", {})
+
+
+def colours(count=50, seed=0):
+    rng = np.random.default_rng(seed)
+    return Colours(rng.integers(256, size=(count, 3)).tolist(), rng.integers(3, size=count).tolist())
+
+
+def expected_probabilities(samples):
+    logits = 4 * (np.array(samples.colours) / 255 - 0.5) / 0.5
+    exponentials = np.exp(logits)
+    return exponentials / exponentials.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 25, 64])
+def test_an_evaluation_is_right_whatever_the_batch_size(classifier, batch_size):
+    samples, steps = colours(), []
+    result = evaluate(classifier, samples, batch_size, lambda done, total: steps.append((done, total)))
+    numbers, arrays = naive_scores(expected_probabilities(samples), np.array(samples.labels))
+    assert result.count == 50
+    assert result.scores.numbers() == pytest.approx(numbers, abs=1e-5)
+    assert result.scores.confusion.tolist() == entries(arrays["confusion"])
+    assert steps == [(min(50, done), 50) for done in range(batch_size, 50 + batch_size, batch_size)]
+
+
+def test_the_worst_mistakes_and_pairs_come_first(classifier):
+    samples = colours(200)
+    result = evaluate(classifier, samples)
+    probabilities = expected_probabilities(samples)
+    wrong = [i for i in range(200) if probabilities[i].argmax() != samples.labels[i]]
+    wrong.sort(key=lambda i: -probabilities[i].max())
+    assert [mistake.name for mistake in result.mistakes] == [f"colour {i}" for i in wrong[: module.LISTED]]
+    assert result.mistakes[0].true == CLASSES[samples.labels[wrong[0]]]
+    assert result.mistakes[0].probability == pytest.approx(probabilities[wrong[0]].max(), abs=1e-5)
+    counts = [pair.count for pair in result.confused]
+    assert counts == sorted(counts, reverse=True)
+    assert sum(counts) == len(wrong)
+    pair = result.confused[0]
+    assert pair.share == pair.count / samples.labels.count(CLASSES.index(pair.true))
+
+
+def test_labels_of_data_with_other_classes_are_translated(classifier):
+    samples = Colours([(0, 0, 255), (0, 255, 0)], [0, 1])
+    result = evaluate(classifier, samples, data_classes=(CLASSES[2], "green"))
+    assert result.scores.top1 == 1
+    assert result.scores.class_accuracy == (None, 1.0, 1.0)
+    with pytest.raises(SemaugError, match="yellow"):
+        evaluate(classifier, samples, data_classes=("green", "yellow"))
+
+
+def test_few_images_are_in_memory_at_a_time(classifier):
+    samples, ahead = colours(100), []
+    evaluate(classifier, samples, 4, lambda done, total: ahead.append(samples.loaded - done))
+    assert max(ahead) <= 2 * 4 + 1
+
+
+def test_an_unreadable_image_is_named(classifier, tmp_path: Path):
+    Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    samples = ImageFiles(tmp_path, (tmp_path / "good.png", tmp_path / "bad.png"), (0, 1))
+    with pytest.raises(SemaugError, match=r"bad\.png"):
+        evaluate(classifier, samples)
+
+
+def test_an_error_of_other_samples_is_named(classifier, monkeypatch):
+    samples = colours(3)
+    monkeypatch.setattr(samples, "load", lambda i: (_ for _ in ()).throw(OSError("disk on fire")))
+    with pytest.raises(SemaugError, match="colour 0: disk on fire"):
+        evaluate(classifier, samples)
+
+
+def test_no_images_or_a_bad_batch_size_is_an_error(classifier):
+    with pytest.raises(SemaugError, match="no images"):
+        evaluate(classifier, Colours([], []))
+    with pytest.raises(SemaugError, match="batch size"):
+        evaluate(classifier, colours(3), 0)
+
+
+def test_json_holds_plain_types_and_the_whole_confusion_matrix(classifier):
+    result = evaluate(classifier, Colours([(255, 0, 0), (255, 0, 0), (0, 255, 0)], [0, 1, 1]))
+    content = result.to_json()
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+    assert content["count"] == 3
+    assert content["top1"] == pytest.approx(2 / 3)
+    assert content["confusion"] == [[0, 0, 1], [1, 0, 1], [1, 1, 1]]
+    assert content["classes"][1] == {"name": "green", "images": 2, "accuracy": 0.5}
+    assert content["classes"][2]["accuracy"] is None
+    assert content["most_confused"] == [{"true": "green", "predicted": "red", "count": 1, "share": 0.5}]
+    assert content["worst_mistakes"][0]["name"] == "colour 1"
+
+
+def test_the_table_shows_names_as_they_are(classifier):
+    result = evaluate(classifier, Colours([(255, 0, 0), (0, 255, 0)], [0, 2]))
+    console = Console(file=io.StringIO(), width=100)
+    console.print(result.table())
+    text = console.file.getvalue()
+    assert "50.00%" in text
+    assert "top-3 accuracy" in text
+    assert text.count("[bold]blue[/bold]") == 2
+
+
+def test_without_mistakes_there_is_no_table_of_them(classifier):
+    result = evaluate(classifier, Colours([(255, 0, 0)], [0]))
+    console = Console(file=io.StringIO(), width=100)
+    console.print(result.table())
+    assert "most confused" not in console.file.getvalue()
+    assert result.mistakes == ()

@@ -1,0 +1,339 @@
+"""Which files inputs stand for, their predictions in order, and the tables that are written."""
+
+import csv
+import io
+import itertools
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from semaug.data import birds
+from semaug.data.images import Preprocessing
+from semaug.data.readers import read_data
+from semaug.data.samples import load_image
+from semaug.inference.predict import Prediction, expand, in_order, predict, write
+from semaug.inference.runs import FORMAT, load_classifier
+from semaug.util.errors import SemaugError
+
+CLASSES = ["=cmd|' /C calc'!A0", *(kind.name for kind in birds.species(5))]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory):
+    torch.manual_seed(0)
+    run = tmp_path_factory.mktemp("run")
+    config = {"format": FORMAT, "model": "test_resnet", "preprocessing": asdict(Preprocessing(40, 32))}
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "classes.json").write_text(json.dumps(CLASSES))
+    model = timm.create_model("test_resnet", num_classes=len(CLASSES))
+    torch.nn.init.normal_(model.get_classifier().weight)  # different images, different classes
+    save_file(model.state_dict(), run / "model.safetensors")
+    return load_classifier(run)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve birds: six in the folder and six in its subfolder."""
+    folder = tmp_path_factory.mktemp("photos")
+    (folder / "deep").mkdir()
+    for i, kind in enumerate(birds.species(12)):
+        Image.fromarray(birds.draw(kind, 0, size=48).image).save(folder / ("deep" if i % 2 else "") / f"{i:02}.png")
+    return folder
+
+
+def alone(classifier, path):
+    """The classes of one image by decreasing probability, one image at a time."""
+    pixels = classifier.preprocessing.pixels(load_image(path))
+    probabilities = classifier.probabilities(torch.tensor(pixels)[None])[0].tolist()
+    order = sorted(range(len(probabilities)), key=lambda c: -probabilities[c])
+    return [classifier.classes[c] for c in order], [probabilities[c] for c in order]
+
+
+def stdin(monkeypatch, content: bytes):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+# ---------------------------------------------------------------------------------------------------------- inputs
+
+
+def test_a_folder_stands_for_its_images_sorted(tmp_path):
+    names = ["b.JPG", "a/z.png", "a/b/y.webp", "c.txt", ".hidden.png", "._c.jpg", ".cache/x.png", "a.jpeg"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = list(expand([tmp_path]))
+    assert found == sorted(found)
+    assert [str(path.relative_to(tmp_path)) for path in found] == ["a/b/y.webp", "a/z.png", "a.jpeg", "b.JPG"]
+
+
+def test_linked_folders_are_followed_and_loops_are_not(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "x.png").touch()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "there")
+    (tmp_path / "here" / "loop").symlink_to(tmp_path / "here")
+    assert list(expand([tmp_path / "here"])) == [tmp_path / "here" / "link" / "x.png"]
+
+
+def test_inputs_keep_their_order(photos):
+    second = photos / "02.png"
+    assert list(expand([str(second), photos / "deep", second]))[0::7] == [second, second]
+
+
+def test_patterns_match_images_and_folders(photos):
+    assert list(expand([f"{photos}/0[24].png"])) == [photos / "02.png", photos / "04.png"]
+    assert len(list(expand([f"{photos}/*"]))) == 12
+    assert len(list(expand([f"{photos}/**/*.png"]))) == 12
+
+
+def test_a_file_named_like_a_pattern_is_a_file(tmp_path):
+    (tmp_path / "bird[1].png").touch()
+    (tmp_path / "bird1.png").touch()
+    assert list(expand([tmp_path / "bird[1].png"])) == [tmp_path / "bird[1].png"]
+
+
+def test_a_named_file_may_have_any_suffix(tmp_path):
+    (tmp_path / "photo").touch()
+    assert list(expand([tmp_path / "photo"])) == [tmp_path / "photo"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names of files are text there")
+def test_standard_input_lists_files_and_folders(monkeypatch, photos):
+    stdin(monkeypatch, f"{photos}/deep\r\n\nnot there.png\n".encode() + b"by\xfftes.png")
+    found = list(expand(["-"]))
+    assert found == [*sorted((photos / "deep").iterdir()), Path("not there.png"), Path("by\udcfftes.png")]
+
+
+def test_standard_input_is_read_as_it_comes(monkeypatch):
+    class Endless:
+        buffer = (f"{i}.png\n".encode() for i in itertools.count())
+
+    monkeypatch.setattr(sys, "stdin", Endless)
+    assert [str(path) for path in itertools.islice(expand(["-"]), 2)] == ["0.png", "1.png"]
+
+
+@pytest.mark.parametrize("missing", ["nowhere.png", "no*.png"])
+def test_what_stands_for_nothing_is_an_error_at_once(photos, missing):
+    with pytest.raises(SemaugError, match=missing.replace("*", r"\*")):
+        expand([photos, photos / missing])
+
+
+def test_a_folder_without_images_and_no_inputs_are_errors(tmp_path):
+    with pytest.raises(SemaugError, match="no images in the folder"):
+        expand([tmp_path])
+    with pytest.raises(SemaugError, match="nothing to classify"):
+        expand([])
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    def forbidden(folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+    with pytest.raises(SemaugError, match=rf"{tmp_path.name}: Permission denied"):
+        expand([tmp_path])
+
+
+# ------------------------------------------------------------------------------------------------------ prediction
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_predictions_are_those_of_each_image_alone_in_order(classifier, photos, batch_size, workers):
+    files = list(expand([photos]))
+    found = list(predict(classifier, files, 3, batch_size, workers))
+    assert [prediction.path for prediction in found] == [str(file) for file in files]
+    for prediction in found:
+        labels, probabilities = alone(classifier, prediction.path)
+        assert prediction.labels == tuple(labels[:3])
+        assert prediction.probabilities == pytest.approx(probabilities[:3], abs=1e-5)
+        assert prediction.error is None
+    assert len({prediction.labels[0] for prediction in found}) > 1
+
+
+def test_there_are_no_more_predictions_than_classes(classifier, photos):
+    [prediction] = predict(classifier, [photos / "00.png"], top_k=100)
+    assert prediction.top_k == len(prediction.labels) == len(CLASSES)
+    assert sum(prediction.probabilities) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_broken_file_is_reported_and_the_rest_is_done(classifier, photos, tmp_path):
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "cut.png").write_bytes((photos / "00.png").read_bytes()[:900])
+    good = photos / "02.png"
+    files = [tmp_path / "text.png", good, tmp_path / "cut.png", tmp_path / "gone.png", tmp_path, good]
+    found = list(predict(classifier, files, batch_size=2))
+    assert [prediction.error is None for prediction in found] == [False, True, False, False, False, True]
+    assert [prediction.path for prediction in found] == [str(file) for file in files]
+    assert found[1].labels == found[5].labels
+    for prediction in found:
+        assert prediction.error is None or prediction.path in prediction.error
+
+
+def test_a_crash_of_a_decoder_is_reported_as_well(classifier, photos, monkeypatch):
+    monkeypatch.setattr("semaug.inference.predict.load_image", lambda path: 1 // 0)
+    [prediction] = predict(classifier, [photos / "00.png"])
+    assert prediction.error is not None
+    assert "ZeroDivisionError" in prediction.error
+
+
+def test_endless_inputs_are_read_a_little_ahead(classifier, photos):
+    taken = []
+
+    def inputs():
+        for i in itertools.count():
+            taken.append(i)
+            yield photos / "00.png"
+
+    assert len(list(itertools.islice(predict(classifier, inputs(), batch_size=2), 10))) == 10
+    assert len(taken) <= 10 + 2 * 2 + 1
+
+
+def test_in_order_ends_at_the_first_error():
+    done = []
+
+    def work(i):
+        done.append(i)
+        return 1 // (i - 5)
+
+    with pytest.raises(ZeroDivisionError):
+        list(in_order(work, range(1000), workers=2, ahead=10))
+    assert len(done) < 30
+
+
+def test_bad_numbers_are_errors_at_once(classifier):
+    for options in ({"top_k": 0}, {"batch_size": 0}):
+        with pytest.raises(SemaugError, match="at least 1"):
+            predict(classifier, [], **options)
+
+
+def test_a_diverged_network_is_an_error(classifier, photos, monkeypatch):
+    monkeypatch.setattr(classifier, "probabilities", lambda pixels: torch.full((len(pixels), 6), torch.nan))
+    with pytest.raises(SemaugError, match="not finite"):
+        list(predict(classifier, [photos / "00.png"]))
+
+
+# ---------------------------------------------------------------------------------------------------------- output
+
+PREDICTIONS = [
+    Prediction("broken.png", 2, error='cannot read "it",\nreally'),
+    Prediction("=1+1.png", 2, ("@home", "b,c"), (0.75, 1e-9)),
+    Prediction("-x.png", 2, ("\tTab", 'quo"te'), (1 / 3, 0.25)),
+    Prediction("süß\udcff\nline.png", 2, ("+plus", "\rreturn"), (0.5, 0.5)),
+]
+
+
+def read_csv(path):
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_has_a_column_per_rank_and_no_formulas(tmp_path):
+    summary = write(PREDICTIONS, tmp_path / "new" / "out.csv", "csv")
+    rows = read_csv(tmp_path / "new" / "out.csv")
+    assert list(rows[0]) == ["path", "label", "probability", "label_2", "probability_2", "error"]
+    assert rows[0]["error"] == 'cannot read "it",\nreally'
+    assert rows[0]["label"] == rows[0]["probability_2"] == ""
+    assert [row["path"] for row in rows] == ["broken.png", "'=1+1.png", "'-x.png", "süß\udcff\nline.png"]
+    assert [row["label"] for row in rows[1:]] == ["'@home", "'\tTab", "'+plus"]
+    assert [row["label_2"] for row in rows[1:]] == ["b,c", 'quo"te', "'\rreturn"]
+    assert [float(row["probability"]) for row in rows[1:]] == pytest.approx([0.75, 1 / 3, 0.5], abs=1e-6)
+    assert rows[1]["probability_2"] == "1e-09"
+    assert (summary.count, summary.failed) == (4, 1)
+    assert summary.rate == pytest.approx(summary.count / summary.seconds)
+
+
+def test_a_table_that_was_written_is_read_with_the_names_that_there_are(tmp_path):
+    names = [
+        "=1+1.png",
+        "-x.png",
+        "@home.png",
+        "\ttab.png",
+        "'=quoted.png",
+        "'plain.png",
+        " space .png",
+        "two\nlines.png",
+    ]
+    labels = ["=cmd|' /C calc'!A0", "+plus", "'-quoted", "'plain"] * 2
+    for name in names:
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    predictions = [Prediction(name, 1, (label,), (1.0,)) for name, label in zip(names, labels, strict=True)]
+    write(predictions, tmp_path / "out.csv")
+    with open(tmp_path / "out.csv", encoding="utf-8", newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) for cell in cells)
+    data = read_data(str(tmp_path / "out.csv"))
+    train = data.splits["train"]
+    assert [train.name(i) for i in range(len(train))] == names
+    assert [data.classes[label] for label in train.labels] == labels
+
+
+def test_jsonl_is_exact(tmp_path):
+    summary = write(PREDICTIONS, tmp_path / "out.jsonl", "jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("ascii").splitlines()]
+    for line, prediction in zip(lines, PREDICTIONS, strict=True):
+        assert line["path"] == prediction.path
+        assert line["error"] == prediction.error
+        assert tuple(entry["label"] for entry in line["predictions"]) == prediction.labels
+        assert tuple(entry["probability"] for entry in line["predictions"]) == prediction.probabilities
+    assert (summary.count, summary.failed) == (4, 1)
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_standard_output_gets_the_same_as_a_file(tmp_path, monkeypatch, format):
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8", newline=""))
+    write(PREDICTIONS, None, format)
+    write(PREDICTIONS, tmp_path / "file", format)
+    assert out.getvalue() == (tmp_path / "file").read_bytes()
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path):
+    target = tmp_path / "out.csv"
+    target.write_text("old")
+
+    def broken_off():
+        yield PREDICTIONS[1]
+        assert target.read_text() == "old"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(broken_off(), target)
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_no_predictions_are_an_empty_table(tmp_path):
+    assert write([], tmp_path / "out.csv").count == 0
+    assert (tmp_path / "out.csv").read_bytes() == b"path,label,probability,error\r\n"
+
+
+def test_a_place_that_cannot_be_written_is_an_error_before_any_work(tmp_path):
+    def untouched():
+        raise AssertionError("work was done")
+        yield
+
+    (tmp_path / "file").touch()
+    for target in (tmp_path, tmp_path / "file" / "out.csv"):
+        with pytest.raises(SemaugError, match="cannot write"):
+            write(untouched(), target)
+    with pytest.raises(SemaugError, match="csv or jsonl"):
+        write(untouched(), tmp_path / "x", "xml")
+
+
+def test_from_folder_to_table(classifier, photos, tmp_path):
+    write(predict(classifier, expand([photos]), top_k=2), tmp_path / "out.csv")
+    rows = read_csv(tmp_path / "out.csv")
+    assert [row["path"] for row in rows] == [str(path) for path in expand([photos])]
+    for row in rows:
+        labels, probabilities = alone(classifier, row["path"])
+        assert row["label"].removeprefix("'") == labels[0]
+        assert float(row["probability_2"]) == pytest.approx(probabilities[1], abs=1e-4)

@@ -1,0 +1,64 @@
+"""A whole training with thousands of classes: from the folder to the report and the answers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semaug.inference.predict import predict
+from semaug.inference.runs import load_classifier, read_metrics
+from semaug.report import write_report
+from semaug.training.methods import Augmentation
+from semaug.training.settings import TrainConfig
+from semaug.training.trainer import train
+from semaug.util.files import read_json
+
+CLASSES = 3000
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two images of 8 pixels for each class."""
+    folder = tmp_path_factory.mktemp("images")
+    chance = np.random.default_rng(0)
+    for label in range(CLASSES):
+        (folder / f"species {label:04}").mkdir()
+        for i in range(2):
+            pixels = chance.integers(256, size=(8, 8, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"species {label:04}" / f"{i}.png", compress_level=0)
+    return folder
+
+
+def test_thousands_of_classes_are_trained_evaluated_reported_and_told(images: Path, tmp_path: Path) -> None:
+    run = train(
+        TrainConfig(
+            data=str(images),
+            output=tmp_path / "run",
+            model="small",
+            pretrained=False,
+            method="learnable",
+            epochs=1,
+            resize=10,
+            crop=8,
+            batch_size=250,
+            val_per_class=1,
+            workers=0,
+            cache=None,
+            device="cpu",
+            augmentation=Augmentation(source="modulated", order="pipelined"),
+        )
+    )
+    metrics = read_metrics(run)[0]
+    assert metrics["train_loss"] == pytest.approx(np.log(CLASSES), abs=2)
+    result = read_json(run / "evaluation.json")
+    assert result["count"] == CLASSES
+    assert [row["images"] for row in result["classes"]] == [1] * CLASSES
+    assert sum(count for _, _, count in result["confusion"]) == CLASSES
+    right = sum(count for true, predicted, count in result["confusion"] if true == predicted)
+    assert result["top1"] == pytest.approx(right / CLASSES)
+    write_report([run], run / "report.html")
+    assert (run / "report.html").stat().st_size < 1_000_000
+    (answer,) = predict(load_classifier(run), [images / "species 0000" / "0.png"], top_k=CLASSES)
+    assert sorted(answer.labels) == [f"species {label:04}" for label in range(CLASSES)]
+    assert sum(answer.probabilities) == pytest.approx(1, abs=1e-3)

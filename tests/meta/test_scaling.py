@@ -1,0 +1,43 @@
+"""The predictions for many GPUs: what the documentation shows is what the script computes, and it computes sensibly."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts import scaling
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_documented_tables_are_those_of_the_script() -> None:
+    page = (ROOT / "docs" / "distributed.md").read_text()
+    for table in scaling.tables():
+        assert table in page, table
+
+
+def test_an_all_reduce_takes_the_time_of_its_slowest_links() -> None:
+    links = scaling.Links(start=0.0, hop=0.0)
+    assert links.all_reduce(1e9, 1) == 0
+    assert links.all_reduce(450e9, 8) == pytest.approx(2 * 7 / 8)
+    # between two machines every GPU sends and receives an eighth over an adapter of its own
+    assert links.all_reduce(8 * 50e9, 16) == pytest.approx(2 * 7 / 8 * 8 * 50 / 450 + 2 * 1 / 2)
+    assert scaling.Links().all_reduce(0, 64) == pytest.approx(20e-6 + 2 * 3 * 10e-6)
+
+
+def test_overlap_hides_all_but_the_last_bucket_and_no_more_than_half_the_backward_pass() -> None:
+    links = scaling.Links(start=0.0, hop=0.0)
+    plain = scaling.methods()[0]
+    bucket = 450e9 / 1.75 * scaling.REAL_BACKWARD / 2  # takes as long as half the pass
+    for buckets, hidden in ((1, 0.0), (2, 1.0), (3, 1.0)):
+        size = scaling.Sizes((bucket,) * buckets, (0,), (0,))
+        after, during = (scaling.exposed(plain, size, links, 8, overlap) for overlap in (False, True))
+        assert after == pytest.approx(buckets * scaling.REAL_BACKWARD / 2)
+        assert after - during == pytest.approx(hidden * scaling.REAL_BACKWARD / 2)
+
+
+def test_one_gpu_is_as_fast_as_measured_and_more_are_no_more_than_that() -> None:
+    size = scaling.sizes(200)
+    for method in scaling.methods():
+        assert scaling.efficiency(method, size, scaling.Links(), 1) == pytest.approx(1)
+        found = [scaling.efficiency(method, size, scaling.Links(), ranks) for ranks in (1, 8, 64, 512)]
+        assert found == sorted(found, reverse=True)

@@ -1,0 +1,149 @@
+"""The fused kernels against torch's forward mode in fp64: on a GPU, or in Triton's interpreter (see conftest.py)."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from duals import ACTIVATIONS, Function, assert_same, numbers, ours, recorded, torchs
+from semaug.network import kernels
+from semaug.network.tangents import Record
+
+needs_triton = pytest.mark.skipif(kernels.triton is None, reason="this build of torch comes without Triton")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    monkeypatch.setattr(kernels, "INTERPRETED", True)
+    return torch.device("cpu")
+
+
+def through(
+    function: Function, tensors: list[Tensor], moving: list[bool], device: torch.device, record: Record | None = None
+) -> tuple[Tensor, Tensor]:
+    primal, tangent = ours(function, [tensor.to(device) for tensor in tensors], moving, record)
+    return primal.cpu(), tangent.cpu()
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(4, 5, 3, 3), (2, 64, 9, 9), (3, 130, 4, 5), (70, 7)])
+@pytest.mark.parametrize("activation", ["none", "relu_", "relu6_", "hardtanh_", "add, relu_"])
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_kernel(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], activation: str, training: bool
+) -> None:
+    channels = shape[1]
+    x = (numbers(*shape) + 20 * numbers(channels, seed=9).view(1, -1, *[1] * (len(shape) - 2))).to(dtype)
+    if len(shape) == 4:
+        x = x.to(memory_format=torch.channels_last)
+    parameters = [numbers(channels, seed=1, dtype=torch.float32), numbers(channels, seed=2, dtype=torch.float32)]
+    statistics = (
+        (None, None) if training else (numbers(channels, seed=3).float(), numbers(channels, seed=4).exp().float())
+    )
+
+    def normalise(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        here = [None if s is None else s.to(x.device, torch.promote_types(x.dtype, w.dtype)) for s in statistics]
+        return ACTIVATIONS[activation](F.batch_norm(x, *here, w, b, training))
+
+    inputs = [x, *parameters]
+    exact = torchs(normalise, [tensor.double() for tensor in inputs], [True] * 3)
+    _, record = recorded(normalise, [tensor.to(device) for tensor in inputs])
+    record.forget_outputs()
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+    for found in (
+        through(normalise, inputs, [True] * 3, device),
+        through(normalise, inputs, [True] * 3, device, record),
+    ):
+        assert found[1].dtype == dtype
+        # At the edge of an activation's range rounding decides; such elements are few.
+        for a, b in zip(found, exact, strict=True):
+            wrong = (a.double() - b).abs() > tolerance * (1 + b.abs().max())
+            assert wrong.double().mean() <= (0.0 if activation == "none" or dtype == torch.float32 else 0.01)
+
+
+@needs_triton
+def test_a_residual_block_takes_one_kernel_for_each_of_its_stages(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BatchNorm takes over the ReLU that follows it, and the addition the one that follows that."""
+    calls: list[tuple[str, bool]] = []
+
+    def counted(name: str, bounds: int) -> None:
+        kernel = getattr(kernels, name)
+
+        def call(*args: object) -> object:
+            calls.append((name, args[bounds] is not None))
+            return kernel(*args)
+
+        monkeypatch.setattr(kernels, name, call)
+
+    counted("batch_norm", 6)
+    counted("add_", 4)
+    counted("clamp_", 2)
+
+    def block(x: Tensor) -> Tensor:
+        y = F.relu(F.batch_norm(x, None, None, training=True), inplace=True)
+        y = F.batch_norm(y, None, None, training=True)
+        y += x
+        return F.relu(y, inplace=True)
+
+    x = numbers(2, 8, 4, 4, dtype=torch.float32).to(memory_format=torch.channels_last)
+    _, record = recorded(block, [x.to(device)])
+    found = through(block, [x], [True], device, record)
+    assert calls == [("batch_norm", True), ("batch_norm", False), ("add_", True)]
+    assert_same(found, torchs(block, [x.double()], [True]), 1e-5)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 7, 64, 200])
+@pytest.mark.parametrize("moving", [[True, True, True], [True, False, False]])
+def test_layer_norm_kernel(device: torch.device, dtype: torch.dtype, width: int, moving: list[bool]) -> None:
+    tensors = [
+        numbers(2, 5, width, dtype=dtype) + 10,
+        numbers(width, seed=1, dtype=dtype),
+        numbers(width, seed=2, dtype=dtype),
+    ]
+
+    def normalise(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.layer_norm(x, (width,), w, b, 1e-3)
+
+    exact = torchs(normalise, [tensor.double() for tensor in tensors], moving)
+    assert_same(through(normalise, tensors, moving, device), exact, 1e-4 if dtype == torch.float32 else 2e-2)
+
+
+@needs_triton
+@pytest.mark.parametrize(("length", "keys", "size"), [(5, 5, 8), (70, 70, 64), (33, 90, 24), (1, 3, 128)])
+def test_attention_kernel(device: torch.device, length: int, keys: int, size: int) -> None:
+    shapes = [(2, 3, length, size), (2, 3, keys, size), (2, 3, keys, size)]
+    tensors = [numbers(*shape, seed=i, dtype=torch.float16) for i, shape in enumerate(shapes)]
+    exact = torchs(F.scaled_dot_product_attention, [tensor.double() for tensor in tensors], [True] * 3)
+    found = through(F.scaled_dot_product_attention, tensors, [True] * 3, device)
+    assert_same(found, exact, 5e-3)
+
+
+@needs_triton
+def test_attention_kernel_on_parts_of_one_tensor(device: torch.device) -> None:
+    """Queries, keys and values as transformers cut them out of one product, in place."""
+
+    def attend(joint: Tensor) -> Tensor:
+        query, key, value = joint.view(2, 21, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(2, 21, 64)
+
+    joint = numbers(2, 21, 192, dtype=torch.float16)
+    assert_same(through(attend, [joint], [True], device), torchs(attend, [joint.double()], [True]), 5e-3)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_clamp_kernel(device: torch.device, dtype: torch.dtype) -> None:
+    x = numbers(3, 5, 41, 7, dtype=dtype).to(memory_format=torch.channels_last)
+
+    def clamp(x: Tensor) -> Tensor:
+        F.relu6(x, inplace=True)
+        return x
+
+    assert_same(through(clamp, [x], [True], device), torchs(clamp, [x], [True]), 0.0)

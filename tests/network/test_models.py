@@ -1,0 +1,90 @@
+"""Models by name, and weights from files that may be hostile."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from semaug.network.models import build_model, load_weights, read_weights
+from semaug.network.network import Network
+from semaug.util.errors import SemaugError
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("resnet18", "timm."),
+        ("timm/resnet18", "timm."),
+        ("torchvision/resnet18", "torchvision."),
+        ("regnet_x_400mf", "torchvision."),
+        ("small", "semaug."),
+    ],
+)
+def test_names_of_both_libraries(name: str, kind: str) -> None:
+    model = build_model(name, 7, 64)
+    assert type(model).__module__.startswith(kind)
+    assert Network(model).num_classes == 7
+
+
+def test_transformers_are_made_for_the_size_of_the_crop() -> None:
+    for name in ("vit_tiny_patch16_224", "torchvision/vit_b_16"):
+        assert build_model(name, 3, 64)(torch.randn(1, 3, 64, 64)).shape == (1, 3)
+
+
+def test_unknown_names_say_what_is_near() -> None:
+    with pytest.raises(SemaugError, match="did you mean.*resnet50"):
+        build_model("resnet5o", 3, 64)
+    with pytest.raises(SemaugError, match="write a timm name, or torchvision/NAME"):
+        build_model("keras/resnet50", 3, 64)
+    with pytest.raises(SemaugError, match="no pretrained weights"):
+        build_model("small", 3, 64, pretrained=True)
+
+
+def test_what_fits_is_loaded_and_the_rest_named(tmp_path: Path) -> None:
+    model = build_model("small", 3, 64)
+    other = build_model("small", 5, 64)
+    weights = {**other.state_dict(), "extra": torch.zeros(1)}
+    del weights["stem.0.weight"]
+    save_file(weights, tmp_path / "weights.safetensors")
+    report = load_weights(model, tmp_path / "weights.safetensors")
+    assert report.other_shape == ["head.weight", "head.bias"]
+    assert report.missing == ["stem.0.weight"]
+    assert report.unused == ["extra"]
+    assert torch.equal(model.blocks[0][0].weight, other.blocks[0][0].weight)
+    assert "left as initialised (head.weight, head.bias)" in str(report)
+
+
+@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"state_dict": s}, lambda s: {"model": s, "epoch": 3}])
+def test_torch_files_in_their_usual_wrappings(tmp_path: Path, wrap: object) -> None:
+    state = {f"module.{name}": value for name, value in nn.Linear(2, 3).state_dict().items()}
+    torch.save(wrap(state), tmp_path / "weights.pth")  # type: ignore[operator]
+    assert set(read_weights(tmp_path / "weights.pth")) == {"weight", "bias"}
+
+
+class Malicious:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.target,)
+
+
+def test_hostile_files_are_refused_unexecuted(tmp_path: Path) -> None:
+    torch.save({"weight": Malicious(tmp_path / "owned")}, tmp_path / "evil.pth")
+    (tmp_path / "raw.pth").write_bytes(pickle.dumps(Malicious(tmp_path / "owned")))
+    (tmp_path / "noise.safetensors").write_bytes(b"\xff" * 100)
+    (tmp_path / "empty.pth").write_bytes(b"")
+    torch.save([1, 2, 3], tmp_path / "list.pth")
+    for name in ("evil.pth", "raw.pth", "noise.safetensors", "empty.pth", "list.pth", "absent.pth"):
+        with pytest.raises(SemaugError, match=name):
+            read_weights(tmp_path / name)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    save_file({"a.weight": torch.zeros(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(SemaugError, match="nothing in .* fits the model"):
+        load_weights(build_model("small", 3, 64), tmp_path / "other.safetensors")

@@ -1,0 +1,409 @@
+"""The report: one file that opens anywhere, whatever the runs hold or lack."""
+
+import base64
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from semaug.data import birds, destruction
+from semaug.data.samples import embedded_birds
+from semaug.inference.evaluate import ConfusedPair, Evaluation, Mistake, score
+from semaug.inference.pictures import sample_pictures
+from semaug.report import page, write_report
+from semaug.util.errors import SemaugError
+
+HOSTILE = "<script>alert(1)</script>"
+NAMES = [kind.name for kind in birds.species(20)]
+CHROMIUM = shutil.which("chromium")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+# ---------------------------------------------------------------------------------------------- synthetic runs
+
+
+def make_run(
+    folder: Path,
+    method: str = "learnable",
+    *,
+    names: list[str] = NAMES,
+    data: str = "birds",
+    epochs: int = 12,
+    done: int | None = None,
+    skill: float = 0.6,
+    split: str = "test",
+    pictures: bool = True,
+) -> Path:
+    """A run directory as training leaves it; `done` epochs of an unfinished run."""
+    folder.mkdir(parents=True)
+    config = {
+        "format": 1, "version": "0.1.0", "started": "2026-01-02T03:04:05+00:00", "data": data, "model": "test_resnet",
+        "method": method, "epochs": epochs, "seed": 0, "lr": 0.03, "batch_size": 64,
+        "preprocessing": {"resize": 96, "crop": 88, "mean": [0.5, 0.5, 0.5]}, "augmentation": {"strength": 10.0},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "classes.json").write_text(json.dumps(names))
+    rows = [metrics_row(method, epoch, epochs, skill) for epoch in range(1, (done or epochs) + 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if done is None:
+        result = make_evaluation(names, skill)
+        (folder / "evaluation.json").write_text(json.dumps({"split": split, "best_epoch": epochs, **result.to_json()}))
+        if pictures:
+            (folder / "samples.json").write_text(json.dumps(make_samples(names)))
+    return folder
+
+
+def metrics_row(method: str, epoch: int, epochs: int, skill: float) -> dict[str, float]:
+    part = epoch / epochs
+    row = {
+        "epoch": epoch, "lr": 0.015 * (1 + math.cos(math.pi * part)), "strength": 0.0,
+        "train_loss": 3 - 2 * part * skill, "train_accuracy": part * skill, "val_top1": skill * part**0.5,
+        "val_loss": 3 - 1.5 * part, "seconds": 2.5, "augmentation_share": 0.0, "images_per_second": 320.0,
+    }  # fmt: skip
+    if method in ("isda", "learnable"):
+        row |= {
+            "strength": 10 * part, "augmentation_share": 0.3 * part, "variance_mean": 0.5 + 0.1 * part,
+            "variance_std_samples": 0.05 * part, "variance_std_dims": 0.1 * part,
+        }  # fmt: skip
+    if method == "learnable":
+        row |= {"drift": 0.02 * part, "meta_loss": 3 - part, "meta_gradient_norm": 10 ** (-1 - 2 * part)}
+    return row
+
+
+def make_evaluation(names: list[str], skill: float, per_class: int = 20) -> Evaluation:
+    generator = torch.Generator().manual_seed(round(100 * skill))
+    labels = torch.arange(len(names)).repeat_interleave(per_class)
+    logits = torch.randn(len(labels), len(names), generator=generator)
+    logits[torch.arange(len(labels)), labels] += 6 * skill
+    neighbour = (labels + 1) % len(names)
+    logits[torch.arange(len(labels)), neighbour] += 1.5
+    scores = score(logits.softmax(1), labels)
+    errors = [(t, p, n) for t, p, n in scores.confusion.tolist() if t != p][:15]
+    pairs = tuple(ConfusedPair(names[t], names[p], n, 0.1) for t, p, n in errors)
+    mistakes = tuple(Mistake(f"test/{names[t]}/{t}", names[t], names[p], 0.9) for t, p, _ in errors)
+    return Evaluation(len(labels), tuple(names), scores, pairs, mistakes)
+
+
+def make_samples(names: list[str], count: int = 10) -> list[dict[str, object]]:
+    kinds = birds.species(20)
+    samples: list[dict[str, object]] = []
+    for i in range(count):
+        buffer = io.BytesIO()
+        Image.fromarray(birds.draw(kinds[i % 20], i, split="test").image).save(buffer, "JPEG")
+        true, predicted = names[i % len(names)], names[(i + i % 2) % len(names)]
+        uri = "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+        samples.append(
+            {"image": uri, "name": f"test/{true}/{i}", "true": true, "predicted": predicted, "probability": 0.8}
+        )
+    return samples
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return destruction.measure(num_species=4, per_species=2)
+
+
+@pytest.fixture(autouse=True)
+def _small_measurement(monkeypatch, rows):
+    monkeypatch.setattr(destruction, "measure", lambda num_species: rows)
+    page._measured.cache_clear()
+    yield
+    page._measured.cache_clear()
+
+
+@pytest.fixture
+def three_runs(tmp_path):
+    return [
+        make_run(tmp_path / "one", "basic", skill=0.45),
+        make_run(tmp_path / "two", "isda", skill=0.5),
+        make_run(tmp_path / "three", "learnable", skill=0.7),
+    ]
+
+
+# -------------------------------------------------------------------------------------------------- the page itself
+
+
+class Page(HTMLParser):
+    """What a test asks of a page: its elements with attributes, and its text by element."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if not self._open or self._open[-1] not in ("script", "style"):
+            self.text += data
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+    @property
+    def sections(self) -> set[str]:
+        return {str(attributes["id"]) for tag, attributes in self.elements if tag == "section"}
+
+
+def report(runs: list[Path], output: Path) -> Page:
+    write_report(runs, output)
+    return Page(output.read_text(encoding="utf-8"))
+
+
+SECTIONS = {"settings", "results", "curves", "augmentation", "classes", "confusion", "pictures", "destruction"}
+
+
+def test_three_runs_have_all_sections(three_runs, tmp_path):
+    shown = report(three_runs, tmp_path / "report.html")
+    assert shown.sections == SECTIONS
+    assert shown.count("svg") > 30
+    assert shown.count("img") == 30
+    for text in ("3 runs on birds", "learnable recognises", "Meta-gradient", "RandomResizedCrop"):
+        assert text in shown.text
+    assert all(name in shown.text for name in NAMES)
+
+
+def test_nothing_is_fetched(three_runs, tmp_path):
+    shown = report(three_runs, tmp_path / "report.html")
+    for tag, attributes in shown.elements:
+        for key in ("src", "href", "xlink:href", "srcset", "action", "data"):
+            assert str(attributes.get(key, "data:")).startswith("data:"), (tag, attributes)
+    html = re.sub(r"data:image/[^\"]*", "", (tmp_path / "report.html").read_text())
+    assert "http" not in html.replace("http-equiv", "")
+
+
+def test_the_same_runs_give_the_same_file(three_runs, tmp_path):
+    write_report(three_runs, tmp_path / "a.html")
+    write_report(three_runs, tmp_path / "b.html")
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_the_best_run_is_marked_and_the_numbers_are_those_of_the_evaluation(three_runs, tmp_path):
+    shown = report(three_runs, tmp_path / "report.html")
+    top1 = json.loads((three_runs[2] / "evaluation.json").read_text())["top1"]
+    assert f"{100 * top1:.2f} ±" in shown.text
+    assert [attributes.get("class") for tag, attributes in shown.elements if tag == "tr"].count("best") == 1
+
+
+def test_hostile_names_are_text(tmp_path):
+    names = [HOSTILE, '"><img src=x onerror=alert(2)>', "{{ 7 * 7 }}", "</style></script>", "ordinary"]
+    run = make_run(tmp_path / "<b>run", HOSTILE, names=names, data="' onload='alert(3)")
+    shown = report([run], tmp_path / "report.html")
+    assert HOSTILE in shown.text
+    assert "{{ 7 * 7 }}" in shown.text
+    assert shown.count("script") == 1
+    assert not any(key.startswith("on") for _, attributes in shown.elements for key in attributes)
+    assert all(str(attributes["src"]).startswith("data:") for tag, attributes in shown.elements if tag == "img")
+
+
+def test_pictures_from_elsewhere_are_left_out(tmp_path):
+    run = make_run(tmp_path / "run")
+    samples = [{"image": "https://example.org/a.jpg"}, {"image": "data:image/svg+xml;base64,AAAA"}, "not a sample"]
+    (run / "samples.json").write_text(json.dumps(samples))
+    shown = report([run], tmp_path / "report.html")
+    assert shown.count("img") == 0
+    assert "no pictures were kept" in shown.text
+
+
+def test_an_unfinished_run_is_shown_as_far_as_it_is(tmp_path):
+    shown = report([make_run(tmp_path / "run", done=5)], tmp_path / "report.html")
+    assert shown.sections == SECTIONS - {"classes", "confusion", "pictures"}
+    assert "training has not finished (epoch 5 of 12)" in shown.text
+    assert "The run has not been evaluated" in shown.text
+
+
+def test_a_run_that_has_just_begun(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text("{}")
+    assert report([run], tmp_path / "report.html").sections == {"settings", "results"}
+
+
+def test_finished_and_unfinished_runs_together(tmp_path):
+    runs = [make_run(tmp_path / "a", "basic"), make_run(tmp_path / "b", "isda", done=1)]
+    shown = report(runs, tmp_path / "report.html")
+    assert "no other run has been evaluated" in shown.text
+    assert "isda: no evaluation" in shown.text
+
+
+def test_a_validation_split_is_named_and_not_compared_with_a_test_split(tmp_path):
+    runs = [make_run(tmp_path / "a", "basic", split="val"), make_run(tmp_path / "b", "isda")]
+    shown = report(runs, tmp_path / "report.html")
+    assert "cannot be compared" in shown.text
+    assert "the data has no test split" in shown.text
+
+
+def test_damaged_files_are_told_and_left_out(tmp_path):
+    run = make_run(tmp_path / "run")
+    (run / "evaluation.json").write_text('{"top1":')
+    (run / "samples.json").write_text("{}")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 13, "train_loss": NaN, "val_top1": null}\n{"epoch": 14, "trai')
+    shown = report([run], tmp_path / "report.html")
+    assert "cannot read" in shown.text
+    assert "a line of metrics.jsonl" in shown.text
+    assert "nan" not in "".join(str(a.get("d")) for _, a in shown.elements).lower()
+
+
+def test_other_data_has_no_section_on_the_birds(tmp_path):
+    run = make_run(tmp_path / "run", data="cub", names=[f"class {i}" for i in range(60)])
+    shown = report([run], tmp_path / "report.html")
+    assert shown.sections == SECTIONS - {"destruction"}
+    assert "The 45 hardest of 60" in shown.text.replace("\n", " ")
+
+
+def test_runs_of_one_method_are_told_apart_by_directory(tmp_path):
+    runs = [make_run(tmp_path / "seed-0", "isda"), make_run(tmp_path / "seed-1", "isda", skill=0.5)]
+    shown = report(runs, tmp_path / "report.html")
+    assert "seed-0 recognises" in shown.text
+
+
+@pytest.mark.parametrize(("skill", "words"), [(0.5, "as many as"), (0.51, "may be chance"), (0.3, "more than")])
+def test_the_headline_does_not_make_much_of_small_differences(tmp_path, skill, words):
+    runs = [make_run(tmp_path / "a", "basic", skill=skill), make_run(tmp_path / "b", "isda", skill=0.5)]
+    shown = report(runs, tmp_path / "report.html")
+    assert words in shown.text
+    assert ("may be chance" in shown.text) == (skill == 0.51)
+
+
+@pytest.mark.parametrize("prepare", [lambda run: None, lambda run: run.mkdir()])
+def test_what_is_not_a_run_is_an_error_of_the_user(tmp_path, prepare):
+    prepare(tmp_path / "run")
+    with pytest.raises(SemaugError, match="run"):
+        write_report([tmp_path / "run"], tmp_path / "report.html")
+    with pytest.raises(SemaugError, match="at least one"):
+        write_report([], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_sample_pictures_are_what_the_classifier_says():
+    class Oracle:
+        """Knows even images, and takes odd ones for the next class."""
+
+        classes = ("a", "b", "c", "d")
+
+        class preprocessing:
+            @staticmethod
+            def pixels(image):
+                return np.asarray(image)
+
+        def __init__(self) -> None:
+            self.answers = {drawn.load(i).tobytes(): (drawn.labels[i] + i % 2) % 4 for i in range(len(drawn))}
+
+        def probabilities(self, pixels):
+            places = [self.answers[image.numpy().tobytes()] for image in pixels]
+            return torch.nn.functional.one_hot(torch.tensor(places), 4) * 0.8 + 0.05
+
+    drawn = embedded_birds(4, 1, 10).splits["test"]
+    samples = sample_pictures(Oracle(), drawn, wrong=5, right=7)
+    assert [sample["true"] == sample["predicted"] for sample in samples] == [False] * 5 + [True] * 7
+    assert all(sample["probability"] == 0.85 for sample in samples)
+    picture = Image.open(io.BytesIO(base64.b64decode(samples[0]["image"].split(",")[1])))
+    assert picture.size == (96, 96)
+
+
+# -------------------------------------------------------------------------------------------------------- in a browser
+
+
+def browse(page: Path, profile: Path, *options: str) -> tuple[str, str]:
+    """Open a page in headless Chromium; returns what it writes to standard output, and to the console."""
+    command = [
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+        f"--user-data-dir={profile}", "--enable-logging=stderr", "--v=0", *options, page.as_uri(),
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return result.stdout, "\n".join(line for line in result.stderr.splitlines() if "CONSOLE" in line)
+
+
+def requests(log: Path) -> set[str]:
+    """Addresses that the page asked for, by Chromium's network log; the browser's own requests have no origin."""
+    events = [event.get("params") or {} for event in json.loads(log.read_text())["events"]]
+    asked = {event["url"] for event in events if event.get("initiator", "not an origin") != "not an origin"}
+    return {address for address in asked if not address.startswith(("file:", "data:"))}
+
+
+@needs_chromium
+def test_the_browser_tests_notice_errors_and_requests(tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text("<script>console.error('planted'); nowhere()</script><img src='http://127.0.0.1:9/planted.png'>")
+    _, console = browse(bad, tmp_path / "profile", "--dump-dom", f"--log-net-log={tmp_path / 'net.json'}")
+    assert "planted" in console
+    assert "nowhere is not defined" in console
+    assert any("planted.png" in address for address in requests(tmp_path / "net.json"))
+
+
+@needs_chromium
+def test_the_report_opens_without_errors_or_requests(tmp_path):
+    names = [HOSTILE, "<img src=http://127.0.0.1:9/x onerror=alert(2)>", *NAMES[2:]]
+    runs = [make_run(tmp_path / method, method, names=names) for method in ("basic", "isda", "learnable")]
+    write_report(runs, tmp_path / "report.html")
+    log = tmp_path / "net.json"
+    html, console = browse(tmp_path / "report.html", tmp_path / "profile", "--dump-dom", f"--log-net-log={log}")
+    assert console == ""
+    assert requests(log) == set()
+    shown = Page(html)
+    assert shown.count("svg") > 30
+    assert shown.count("script") == 1
+    assert HOSTILE in shown.text
+
+
+@needs_chromium
+def test_a_click_sorts_the_table(three_runs, tmp_path):
+    write_report(three_runs, tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+    clicks = "<script>document.querySelectorAll('#results th button')[3].click()</script></body>"
+    (tmp_path / "clicked.html").write_text(policy.sub("", html).replace("</body>", clicks))
+    html, console = browse(tmp_path / "clicked.html", tmp_path / "profile", "--dump-dom")
+    assert console == ""
+    order = re.findall(r'<td class="n top" data-value="([0-9.]+)"', html)
+    assert [float(value) for value in order] == sorted(map(float, order), reverse=True)
+    assert float(order[0]) > float(order[-1])
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [340, 800, 1500])
+def test_the_page_is_not_wider_than_the_screen(tmp_path, width):
+    names = ["A" * 120, *NAMES[1:]]
+    runs = [make_run(tmp_path / (method + "-" * 90), method, names=names) for method in ("isda", "learnable")]
+    write_report(runs, tmp_path / "report.html")
+    html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", (tmp_path / "report.html").read_text())
+    measure = "onload = () => { document.title = document.querySelector('iframe').contentDocument.body.scrollWidth }"
+    frame = f'<iframe width="{width}" height="900" srcdoc="{escape(html)}"></iframe><script>{measure}</script>'
+    (tmp_path / "frame.html").write_text(frame)
+    shown, _ = browse(tmp_path / "frame.html", tmp_path / "profile", "--dump-dom")
+    measured = re.search(r"<title>(\d+)</title>", shown)
+    assert measured is not None
+    assert 0 < int(measured[1]) <= width
+
+
+@needs_chromium
+def test_dark_mode_is_dark(three_runs, tmp_path):
+    write_report(three_runs, tmp_path / "report.html")
+    brightness = {}
+    for mode, options in {"light": (), "dark": ("--blink-settings=preferredColorScheme=0",)}.items():
+        picture = tmp_path / f"{mode}.png"
+        shot = ("--hide-scrollbars", "--window-size=1200,1600", f"--screenshot={picture}")
+        browse(tmp_path / "report.html", tmp_path / mode, *shot, *options)
+        brightness[mode] = np.asarray(Image.open(picture).convert("L")).mean()
+    assert brightness["light"] > 200
+    assert brightness["dark"] < 70

@@ -1,0 +1,314 @@
+"""The server under attack: uploads, paths, names and origins; and the page in real Chromium, from the command line."""
+
+import http.client
+import io
+import json
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from browser import CHROMIUM, Browser
+from commands import semaug
+from photos import photo_folder
+from semaug.data.samples import load_image
+from semaug.report.serve import app
+
+TRAINING = ["--model", "small", "--pretrained", "False", "--resize", "40", "--crop", "32", "--batch-size", "4"]
+TRAINING += ["--val-per-class", "2", "--workers", "0", "--cache", "None", "--method", "learnable", "--lr", "0.01"]
+CLASS = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos, of which one class has the name of a script."""
+    folder = photo_folder(tmp_path_factory.mktemp("photos"))
+    for split in ("train", "test"):
+        next((folder / split).iterdir()).rename(folder / split / CLASS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    done = semaug("train", "--data", photos, "--output", folder, "--epochs", "2", *TRAINING)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@contextmanager
+def server(run: Path) -> Iterator[int]:
+    """A server, started as a user would and ended as a user would."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "semaug", "serve", str(run), "--port", "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], 240)
+    line = process.stdout.readline() if ready else ""
+    found = re.match(r"http://127\.0\.0\.1:(\d+)/ shows the page", line)
+    if found is None:
+        process.kill()
+        raise AssertionError(process.communicate())
+    yield int(found[1])
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip().splitlines() == ["semaug: stopped by SIGINT"]
+
+
+@pytest.fixture(scope="module")
+def port(run: Path) -> Iterator[int]:
+    with server(run) as port:
+        yield port
+
+
+def test_an_image_that_never_arrives_does_not_keep_the_server_from_ending(run: Path) -> None:
+    with socket.socket() as waiting, server(run) as port:  # the server ends first
+        waiting.connect(("127.0.0.1", port))
+        waiting.sendall(f"POST /answer HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-length: 9\r\n\r\nGIF".encode())
+        assert ask(port, "GET", "/")[0] == 200
+
+
+def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+    for name, value in {"host": f"127.0.0.1:{port}", "content-length": str(len(body)), **headers}.items():
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    response = connection.getresponse()
+    found = response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+    connection.close()
+    return found
+
+
+def png(width: int, height: int) -> bytes:
+    """The beginning of an image that says to be of this size."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000)))
+
+
+def in_format(kind: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (50, 30), "green").save(buffer, kind)
+    return buffer.getvalue()
+
+
+# ---------------------------------------------------------------------------------------------------------- uploads
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
+def test_images_are_answered(port: int, kind: str) -> None:
+    status, headers, content = ask(port, "POST", "/answer", in_format(kind))
+    assert status == 200
+    assert headers["content-type"] == "application/json"
+    assert len(json.loads(content)["top"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "it is not an image"),
+        (b"no image at all" * 100, "it is not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is not an image"),
+        (b'<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"/>', "it is not an image"),
+        (in_format("PNG")[:60], "cannot read the image"),
+        (in_format("ICO"), "it is not an image"),
+        (png(60_000, 60_000), f"more than {app.MAX_PIXELS} pixels"),
+        (png(10_000, 6_000), f"more than {app.MAX_PIXELS} pixels"),
+    ],
+    ids=["empty", "text", "PostScript", "SVG", "cut", "another format", "bomb", "large"],
+)
+def test_what_is_no_image_is_refused_with_a_sentence(port: int, content: bytes, sentence: str) -> None:
+    status, headers, answer = ask(port, "POST", "/answer", content)
+    assert status == 415
+    assert sentence in json.loads(answer)["error"]
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_large_files_are_refused_by_what_they_say_and_by_what_they_are(port: int) -> None:
+    status, _, answer = ask(port, "POST", "/answer", b"x", **{"content-length": str(app.MAX_BYTES + 1)})
+    assert (status, json.loads(answer)["error"]) == (413, "the file has more than 25 MB")
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:  # of no stated size
+        connection.sendall(f"POST /answer HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n".encode())
+        connection.sendall(b"Transfer-Encoding: chunked\r\n\r\n")
+        part, sent = b"100000\r\n" + bytes(0x100000) + b"\r\n", 0
+        try:
+            while sent <= 40:
+                connection.sendall(part)
+                sent += 1
+        except OSError:
+            pass  # the server has hung up
+        try:
+            answer = connection.recv(1 << 16)
+        except OSError:
+            answer = b""
+    assert sent <= 40 or answer.startswith(b"HTTP/1.1 413")
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 413")
+    assert ask(port, "GET", "/")[0] == 200
+
+
+# ------------------------------------------------------------------------------------------- paths, names and origins
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/training-image/../../../etc/passwd",
+        "/training-image/..%2f..%2fetc%2fpasswd", "/training-image/-1", "/training-image/999999", "/training-image/1.5",
+        "/training-image/" + "9" * 400, "/config.json", "/model.safetensors", "/static/", "//etc/passwd", "/answer/..",
+    ],
+)  # fmt: skip
+def test_no_file_is_served(port: int, path: str) -> None:
+    status, headers, content = ask(port, "GET", path)
+    assert status in (404, 400)
+    assert b"root:" not in content
+    assert "default-src 'none'" in headers.get("content-security-policy", "") or status == 400
+
+
+def test_training_images_come_from_memory_without_what_their_files_hold(port: int) -> None:
+    status, headers, content = ask(port, "GET", "/training-image/0")
+    assert (status, headers["content-type"]) == (200, "image/jpeg")
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.size == (128, 128)
+        assert not image.getexif()
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8000", "192.0.2.7", "", "["])
+@pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("POST", "/answer"), ("GET", "/training-image/0")])
+def test_another_name_is_refused(port: int, host: str, method: str, path: str) -> None:
+    status, _, content = ask(port, method, path, b"", host=host)
+    assert status in (421, 400)
+    assert b"<html" not in content
+
+
+def test_the_names_of_this_machine_are_ours(port: int) -> None:
+    for host in (f"localhost:{port}", f"127.0.0.1:{port}", "localhost", "[::1]:9000", "127.0.0.2"):
+        assert ask(port, "GET", "/", host=host)[0] == 200
+
+
+def test_names_of_a_server_for_others() -> None:
+    assert app._is_ours("192.0.2.7", "0.0.0.0")
+    assert app._is_ours("birds.example", "birds.example")
+    assert not app._is_ours("evil.example", "0.0.0.0")
+    assert not app._is_ours("192.0.2.7", "localhost")
+    assert app.is_loopback("::1")
+    assert not app.is_loopback("0.0.0.0")
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://["])
+def test_other_pages_may_not_send(port: int, origin: str) -> None:
+    assert ask(port, "POST", "/answer", in_format("PNG"), origin=origin)[0] == 403
+    assert ask(port, "POST", "/answer", in_format("PNG"), origin=f"http://127.0.0.1:{port}")[0] == 200
+
+
+def test_other_methods_are_refused(port: int) -> None:
+    assert ask(port, "GET", "/answer")[0] == 405
+    assert ask(port, "POST", "/")[0] == 405
+    assert ask(port, "DELETE", "/training-image/0")[0] == 405
+
+
+def test_the_page_states_a_policy_that_allows_only_its_own(port: int) -> None:
+    _, headers, content = ask(port, "GET", "/")
+    policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert policy["img-src"] == "data: 'self' blob:"
+    for kind in ("script-src", "style-src"):
+        assert re.fullmatch(r"'sha256-[\w+/=]+'", policy[kind])
+    assert b"http://" not in content
+    assert b"https://" not in content
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert "server" not in headers
+
+
+def test_a_port_that_is_taken_and_a_missing_package_are_one_sentence(port: int, run: Path) -> None:
+    done = semaug("serve", run, "--port", port)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"semaug: cannot listen on 127\.0\.0\.1, port {port}: .*in use.*\n", done.stderr)
+    program = (
+        "import sys; sys.modules['uvicorn'] = None; from semaug.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "serve", run], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr == "semaug: the page needs uvicorn: pip install 'semaug[serve]'\n"
+
+
+# ----------------------------------------------------------------------------------------------------------- browser
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_the_page_answers_in_a_browser(port: int, photos: Path, tmp_path: Path) -> None:
+    photo = next((photos / "test" / CLASS).glob("*.png"))
+    load_image(photo).resize((300, 200)).save(tmp_path / "photo.jpg")
+    (tmp_path / "text.png").write_text("no image")
+    shares = "[...document.querySelectorAll('#top b')].map(b => parseFloat(b.textContent))"
+    shown = "[...document.querySelectorAll('#along img')].map(image => image.src)"
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(f"http://127.0.0.1:{port}/")
+        browser.choose("#file", photo)
+        browser.wait("!document.getElementById('found').hidden")
+        assert sum(browser.value(shares)) == pytest.approx(100, abs=0.5)
+        assert browser.value("document.getElementById('state').textContent") == photo.name
+        browser.wait("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+        assert browser.value("document.querySelectorAll('#nearest img').length") == 6
+        names = browser.value("[...document.querySelectorAll('#top span')].map(span => span.textContent)")
+        assert CLASS in names  # as text
+        before = browser.value(shown)
+        browser.value("document.getElementById('strength').focus()")
+        browser.press("ArrowRight", 10)
+        assert browser.value("document.getElementById('amount').textContent") == "1.0"
+        after = browser.value(shown)
+        browser.press("End")
+        assert browser.value("document.getElementById('amount').textContent") == "3.0"
+        assert before != after or before != browser.value(shown)
+        browser.value("document.getElementById('back').click()")
+        assert browser.value(shown) == before
+        assert "times the distance" in browser.value("document.getElementById('note').textContent")
+
+        browser.drop("#drop", tmp_path / "photo.jpg")
+        browser.wait("document.getElementById('state').textContent === 'photo.jpg'")
+        assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+        assert browser.complaints == []
+
+        browser.choose("#file", tmp_path / "text.png")
+        browser.wait("document.getElementById('state').className === 'wrong'")
+        assert "it is not an image" in browser.value("document.getElementById('state').textContent")
+        assert browser.value("document.getElementById('found').hidden")
+        assert all("415" in complaint for complaint in browser.complaints)  # Chromium tells of every refusal
+        addresses = {re.sub(r"^(blob:)?(http://127\.0\.0\.1:\d+).*|^data:,$", r"\2", url) for url in browser.requests}
+        assert addresses <= {f"http://127.0.0.1:{port}", "", "about:blank"}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_the_page_is_dark_where_people_like_it_and_fits_a_phone(port: int, photos: Path, tmp_path: Path) -> None:
+    photo = next((photos / "test").rglob("*.png"))
+    brightness = {}
+    for dark in (False, True):
+        with Browser(tmp_path / f"profile-{dark}", width=500, height=1600, dark=dark) as browser:
+            browser.open(f"http://127.0.0.1:{port}/")
+            browser.choose("#file", photo)
+            browser.wait("!document.getElementById('found').hidden")
+            assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+            browser.screenshot(tmp_path / "shot.png")
+            assert browser.complaints == []
+        with Image.open(tmp_path / "shot.png") as shot:
+            brightness[dark] = shot.convert("L").resize((1, 1), Image.Resampling.BOX).getpixel((0, 0))
+    assert brightness[False] > 180
+    assert brightness[True] < 110

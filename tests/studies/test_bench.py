@@ -1,0 +1,354 @@
+"""`semaug bench` as a user runs it, on a tiny network; times are never asserted, only that there are some."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from semaug.cli import main as cli
+from semaug.meta import gradient as metagrad
+from semaug.meta.learner import LearnableAugmentation
+from semaug.studies.bench import METHODS, BenchConfig, Result, Timing, agreement, median_and_spread, timing
+from tiny import TinyNet
+
+TINY = ["--model", "small", "--pixels", "32", "--half", "4", "--classes", "5", "--frozen-blocks", "1"]
+TINY += ["--repetitions", "3", "--seconds", "1", "--device", "cpu", "--precision", "fp32"]
+
+
+def semaug(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "semaug", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"},
+        timeout=300,
+    )
+
+
+def test_every_method_is_measured_and_the_engines_agree(tmp_path: Path) -> None:
+    done = semaug("bench", *TINY, "--seconds", 1000, "--output", tmp_path / "bench")  # nothing is slow in comparison
+    assert done.returncode == 0, done.stderr
+    assert "…" not in done.stdout
+    found = json.loads((tmp_path / "bench" / "bench.json").read_text())
+    assert list(found["methods"]) == list(METHODS)
+    for row in found["methods"].values():
+        assert row["title"] in done.stdout
+        assert row["failure"] is None
+        assert len(row["ms_per_step_by_repetition"]) == row["repetitions"] == found["repetitions"] == 3
+        assert row["steps_per_repetition"] <= found["steps_per_repetition"] == 5
+        assert min(row["ms_per_step_by_repetition"]) > 0
+        assert row["ms_per_image"] == pytest.approx(row["ms_per_step"] / 8)
+        assert row["ratio"] > 0
+        assert row["ratio_spread"] >= 0
+        assert "peak_memory" not in row  # unknown on a CPU
+    assert found["methods"]["plain"]["ratio"] == 1
+    assert set(found["versions"]) == {"torch", "timm", "semaug", "python"}
+    assert found["device"]
+    assert found["settings"]["half"] == 4
+
+    agreement = found["meta_gradient"]["agreement"]
+    assert found["meta_gradient"]["reference"] == "double backward in fp64"
+    assert [(row["part"], row["of"], row["against"]) for row in agreement] == [
+        (part, of, against)
+        for part in ("all", "backbone")
+        for of, against in (
+            ("jvp", "double backward"),
+            ("jvp", "double backward in fp64"),
+            ("double backward", "double backward in fp64"),
+        )
+    ]
+    for row in agreement:
+        assert row["cosine"] > 0.999
+        assert row["relative_error"] < 1e-3
+
+    chart = ElementTree.parse(tmp_path / "bench" / "bench.svg").getroot()
+    words = " ".join(chart.itertext())
+    assert all(title in words for title, _ in METHODS.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--model", "resnet5o"], "unknown model 'resnet5o'"),
+        (["--frozen-blocks", "9"], "frozen_blocks must lie in 0 … 3"),
+        (["--frozen-blocks", "-1"], "--frozen-blocks must be at least 0"),
+        (["--half", "1"], "--half must be at least 2, not 1"),
+        (["--pixels", "0"], "--pixels must be at least 1"),
+        (["--pixels", "2"], "does not run on such images"),
+        (["--classes", "1"], "--classes must be at least 2"),
+        (["--repetitions", "2"], "--repetitions must be at least 3"),
+        (["--seconds", "nan"], "--seconds must be a positive number"),
+        (["--skip", "magic"], "unknown method 'magic'"),
+        (["--skip", "plain"], "'plain' cannot be skipped"),
+        (["--device", "abacus"], "--device must be cpu or cuda"),
+        (["--output", "taken/bench"], "cannot write to taken/bench"),
+    ],
+)
+def test_mistakes_give_one_sentence_and_exit_code_2(
+    options: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").touch()
+    assert cli.main(["bench", *TINY, *options]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def fail_by(monkeypatch: pytest.MonkeyPatch, engine: str, error: Exception) -> None:
+    step = LearnableAugmentation.step
+
+    def failing(self: LearnableAugmentation, *batch: Any) -> Any:
+        if self.engine == engine:
+            raise error
+        return step(self, *batch)
+
+    monkeypatch.setattr(LearnableAugmentation, "step", failing)
+
+
+def test_a_method_without_memory_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_by(monkeypatch, "double_backward", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB"))
+    skipped = ["isda", "paper-interval", "pipelined-interval"]
+    assert cli.main(["bench", *TINY, "--output", str(tmp_path), "--skip", *skipped]) == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert found["methods"].pop("paper-double-backward")["failure"] == "out of memory"
+    assert list(found["methods"]) == ["plain", "paper", "pipelined"]
+    assert all(row["ratio"] > 0 for row in found["methods"].values())
+    # the reference falls back to the engine that there is memory for
+    assert found["meta_gradient"]["reference"] == "jvp in fp64"
+    assert [row["of"] for row in found["meta_gradient"]["agreement"]] == ["jvp", "jvp"]
+    row = next(line for line in capsys.readouterr().out.splitlines() if "double backward" in line)
+    assert "out of memory" in row
+    assert "out of memory" in (tmp_path / "bench.svg").read_text()
+
+
+def test_a_method_that_breaks_is_reported_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_by(monkeypatch, "jvp", RuntimeError("no such kernel\nand a long explanation"))
+    assert cli.main(["bench", *TINY, "--output", str(tmp_path), "--skip", "paper-double-backward"]) == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert found["methods"]["pipelined"]["failure"] == "no such kernel"
+    assert found["methods"]["plain"]["ratio"] == 1
+    assert found["meta_gradient"] == {"reference": None, "agreement": []}
+    printed = capsys.readouterr().out
+    assert "pipelined: no such kernel" in printed
+    assert "double backward was left out" in printed
+    assert "long explanation" not in printed
+
+
+def test_a_network_with_dropout_has_no_reference_in_another_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "build_model", lambda name, classes, pixels: TinyNet(classes))
+    skipped = ["isda", "pipelined", "paper-interval", "pipelined-interval"]
+    assert cli.main(["bench", *TINY, "--output", str(tmp_path), "--skip", *skipped]) == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert found["meta_gradient"]["reference"] is None
+    assert len(found["meta_gradient"]["agreement"]) == 2
+    assert all(row["cosine"] > 0.999 for row in found["meta_gradient"]["agreement"])  # the same masks in both engines
+    assert "draws random numbers" in found["notes"][0]
+
+
+def test_figures_are_medians_of_paired_ratios_and_memory_is_relative_to_plain() -> None:
+    assert median_and_spread([1.0, 2.0, 3.0, 4.0, 9.0]) == (3.0, 1.0)
+    assert median_and_spread([2.0]) == (2.0, None)
+    timings = {
+        "plain": Timing("plain", [1.0, 2.0, 4.0], 2_000_000_000),
+        "isda": Timing("ISDA", [2.0, 4.0, 8.0], 3_000_000_000),  # twice as long each time, whatever the clock does
+        "paper": Timing("paper", failure="out of memory"),
+    }
+    config = BenchConfig(device="cpu").filled()
+    result = Result(config, "abacus", timings)
+    assert result.ratio("isda") == (2.0, 0.0)
+    assert result.ratio("paper") is None
+    rows = result.to_json()["methods"]
+    assert rows["isda"]["peak_memory_ratio"] == 1.5
+    assert rows["isda"]["ms_per_step"] == 4000
+    assert rows["paper"] == {"title": "paper", "failure": "out of memory"}
+
+
+def test_defaults_fit_the_model() -> None:
+    assert BenchConfig(model="resnet50", device="cpu").filled().frozen_blocks == 10
+    assert BenchConfig(model="small", device="cpu").filled().frozen_blocks == 0
+
+
+def test_the_comparison_sees_a_wrong_pass_through_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = metagrad.jvp
+
+    def wrong(problem: Any, direction: Any, parameters: Any) -> Any:
+        bent = {name: value if "head" in name else value * value.sign() for name, value in direction.items()}
+        return right(problem, bent, parameters)
+
+    monkeypatch.setattr(metagrad, "jvp", wrong)
+    skipped = [name for name in METHODS if name not in ("plain", "paper", "paper-double-backward")]
+    assert cli.main(["bench", *TINY, "--output", str(tmp_path), "--skip", *skipped]) == 0
+    agreement = json.loads((tmp_path / "bench.json").read_text())["meta_gradient"]["agreement"]
+    cosines = {(row["part"], row["of"], row["against"]): row["cosine"] for row in agreement}
+    assert cosines["backbone", "jvp", "double backward"] < 0.9
+    assert cosines["backbone", "double backward", "double backward in fp64"] > 0.999
+
+
+def test_with_every_block_frozen_only_the_head_is_compared(tmp_path: Path) -> None:
+    skipped = [name for name in METHODS if name not in ("plain", "paper")]
+    assert cli.main(["bench", *TINY, "--frozen-blocks", "3", "--output", str(tmp_path), "--skip", *skipped]) == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    (row,) = found["meta_gradient"]["agreement"]
+    assert row["part"] == "all"
+    assert row["against"] == "jvp in fp64"
+    assert found["notes"] == ["double backward was left out of the comparison of meta-gradients: it was skipped"]
+    assert row["cosine"] > 0.999
+
+
+class Clock:
+    """Counts the steps of all methods; those by double backward take `seconds`, all others a tenth of a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.now = 0.0
+        self.counts: dict[str, int] = {}
+        make = timing._step
+
+        def make_counted(config: BenchConfig, name: str) -> Any:
+            step = make(config, name)
+
+            def counted(*batch: Any) -> None:
+                step(*batch)
+                self.counts[name] = self.counts.get(name, 0) + 1
+                self.now += seconds if name == "paper-double-backward" else 0.1
+
+            return counted
+
+        monkeypatch.setattr(timing, "_step", make_counted)
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: self.now, monotonic=time.monotonic))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "repetitions", "steps", "taken"),
+    [(0.9, 3, 5, 6 + 15), (1.5, 3, 1, 2 + 3), (4.0, 1, 1, 2 + 1), (20.0, 1, 1, 2 + 1)],
+)
+def test_a_slow_method_takes_fewer_and_shorter_turns(
+    seconds: float,
+    repetitions: int,
+    steps: int,
+    taken: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = Clock(monkeypatch, seconds)
+    options = ["--seconds", "20", "--skip", "isda", "pipelined"]
+    assert cli.main(["bench", *TINY, *options, "--output", str(tmp_path)]) == 0
+    assert clock.counts.pop("paper-double-backward") == taken
+    assert set(clock.counts.values()) == {6 + 15}
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert (found["repetitions"], found["steps_per_repetition"]) == (3, 5)
+    row = found["methods"]["paper-double-backward"]
+    assert (row["repetitions"], row["steps_per_repetition"]) == (repetitions, steps)
+    assert row["ratio"] == pytest.approx(seconds / 0.1)
+    assert row["ratio_spread"] == (None if repetitions == 1 else pytest.approx(0))
+
+    printed = capsys.readouterr().out
+    line = next(line for line in printed.splitlines() if line.startswith("paper, double backward"))
+    assert ("±" in line) == (repetitions > 1)
+    several = "s" if repetitions > 1 else ""
+    slow = f"in fewer or shorter turns: paper, double backward ({repetitions} repetition{several} of 1 step)"
+    assert (slow in " ".join(printed.split())) == (steps == 1)
+
+    left_out = "double backward was left out of the comparison of meta-gradients: it took 20.0 s per step"
+    assert (left_out in found["notes"]) == (left_out in " ".join(printed.split())) == (seconds > 5)
+    reference = "jvp in fp64" if seconds > 5 else "double backward in fp64"
+    assert found["meta_gradient"]["reference"] == reference
+    assert ("double backward" in [row["of"] for row in found["meta_gradient"]["agreement"]]) == (seconds <= 5)
+
+
+@pytest.mark.parametrize(("first", "second", "steps"), [(9.0, 0.1, 5), (0.1, 9.0, 5), (9.0, 2.0, 1)])
+def test_one_long_step_does_not_make_a_method_slow(
+    first: float, second: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, first, 10.0, 10.0 + second, 20.0, 20.4])
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    batch = torch.zeros(2), torch.zeros(2)
+    assert timing._warm_up("paper", lambda *_: None, *batch) == (steps, pytest.approx(min(first, second)))
+
+
+def test_where_every_step_is_slow_only_those_with_an_interval_take_whole_cycles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "SLOW_STEP", 0.0)
+    monkeypatch.setattr(timing, "SLOW_SHARE", 0.0)
+    assert cli.main(["bench", *TINY, "--output", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "bench.json").read_text())["methods"]
+    assert {name for name, row in rows.items() if row["steps_per_repetition"] == 5} == {
+        "paper-interval",
+        "pipelined-interval",
+    }
+    assert {row["repetitions"] for row in rows.values()} == {1}
+    assert all(row["ratio"] > 0 for row in rows.values())
+
+
+def test_an_interrupt_in_the_comparison_leaves_the_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(agreement, "_meta_gradient", interrupt)
+    skipped = [name for name in METHODS if name not in ("plain", "paper")]
+    assert cli.main(["bench", *TINY, "--output", str(tmp_path), "--skip", *skipped]) == 130
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert found["methods"]["paper"]["ratio"] > 0
+    assert found["meta_gradient"] is None
+    assert "paper, jvp" in (tmp_path / "bench.svg").read_text()
+    printed = capsys.readouterr()
+    assert "paper, jvp" in printed.out
+    assert "bench.json" in printed.out
+    assert printed.err.splitlines()[-1] == "semaug: interrupted"
+
+
+@pytest.mark.parametrize(
+    ("command", "goes_on"),
+    [("train", True), ("demo", True), ("reproduce", True), ("bench", False), ("report", False)],
+)
+def test_only_what_can_go_on_is_said_to_go_on(
+    command: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(self: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(getattr(cli, command.title()), "run", interrupt)
+    assert cli.main([command]) == 130
+    assert ("the same command goes on" in capsys.readouterr().err) == goes_on
+
+
+def test_the_widest_figures_fit_80_columns() -> None:
+    seconds = [21.0, 31.0, 99.0]
+    timings = {name: Timing(title, seconds, 139_000_000_000) for name, (title, _) in METHODS.items()}
+    timings["plain"] = Timing("plain cross-entropy", [0.1, 0.1, 0.1], 11_300_000_000)
+    timings["isda"] = Timing("ISDA", failure="out of memory")
+    written = io.StringIO()
+    Console(width=80, file=written).print(Result(BenchConfig(device="cpu").filled(), "abacus", timings).costs())
+    lines = written.getvalue().splitlines()
+    rows = [line for line in lines if any(line.startswith(title) for title, _ in METHODS.values())]
+    assert len(rows) == len(METHODS)
+    assert all(row.endswith("12.30") for row in rows[2:])
+    headings = ["method", "ms/step", "ms/image", "× plain", "GB", "× plain"]
+    assert any(re.split(r"\s{2,}", line) == headings for line in lines)
+    assert "…" not in "".join(lines)

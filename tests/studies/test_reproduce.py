@@ -1,0 +1,270 @@
+"""`semaug reproduce` as a user runs it, on a tiny folder of images."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from photos import photo_folder
+from semaug.cli.main import main
+from semaug.studies.cells import Cell
+from semaug.studies.registry import experiment
+from semaug.studies.reproduce import Choice, reproduce
+from semaug.studies.results import SeedRun, collect
+from semaug.studies.scales import Setup, train_config
+
+CHROMIUM = shutil.which("chromium")
+TINY = ["--scale", "small", "--seeds", "0", "--epochs", "1"]
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "semaug", "reproduce", *map(str, arguments)]
+
+
+def semaug(*arguments: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_folder(tmp_path_factory.mktemp("photos"))
+
+
+@pytest.fixture(scope="module")
+def first(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Two methods, with one of three runs in the way of a folder that is no run."""
+    output = tmp_path_factory.mktemp("output")
+    blocked = train_config(Cell("mixup"), Setup("small", output, photos, epochs=1)).output
+    assert blocked is not None
+    blocked.mkdir(parents=True)
+    (blocked / "notes.txt").write_text("not a run")
+    done = semaug(
+        "table-image-level", "table-sota-p2p", *TINY, "--data", photos, "--output", output, "--jobs", 2,
+        "--method", "mixup", "basic", "isda", "--network", "ResNet-50",
+    )  # fmt: skip
+    return output, done
+
+
+def cells(output: Path, name: str) -> dict[str, dict[str, Any]]:
+    results = json.loads((output / "results.json").read_text())
+    return {f"{cell['network']} {cell['title']}": cell for cell in results["experiments"][name]["cells"]}
+
+
+def test_cells_are_run_and_a_failing_one_does_not_end_the_others(
+    first: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    output, done = first
+    assert done.returncode == 2
+    assert "1 of the runs and pictures failed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "3 runs to make, 0 made before" in done.stderr
+    found = cells(output, "table-image-level")
+    for title in ("ResNet-50 basic", "ResNet-50 ISDA"):
+        assert found[title]["status"] == "measured"
+        run = output / "runs" / found[title]["seeds"][0]["run"]
+        top1 = json.loads((run / "evaluation.json").read_text())["top1"]
+        assert found[title]["ours"] == pytest.approx(100 * top1)
+        assert found[title]["difference"] is None  # other data than the paper's
+    assert found["ResNet-50 Mixup"]["status"] == "not run"
+    assert "holds no run" in found["ResNet-50 Mixup"]["reason"]
+    assert found["ResNet-50 CutMix"]["reason"] == "left out by the options"
+    assert found["ResNet-50 CutMix"]["ours"] is None
+    assert found["ResNet-50 ISDA"]["paper_over_basic"] == pytest.approx(0.8)
+    difference = found["ResNet-50 ISDA"]["ours"] - found["ResNet-50 basic"]["ours"]
+    assert found["ResNet-50 ISDA"]["over_basic"] == pytest.approx(difference)
+    assert cells(output, "table-sota-p2p")["P2P-Net basic"]["reason"] == "left out by the options"
+    assert "not run" in done.stdout
+    text = (output / "results.md").read_text()
+    assert "| 85.9 | not run |" in text
+
+
+def test_a_second_call_runs_nothing_again(photos: Path, first: tuple[Path, Any]) -> None:
+    output, _ = first
+    before = {file: file.stat().st_mtime_ns for file in (output / "runs").glob("*/model.safetensors")}
+    again = semaug(
+        "table-sota-p2p", *TINY, "--data", photos, "--output", output, "--method", "basic", "isda",
+        "--network", "ResNet-50",
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert "0 runs to make, 2 made before" in again.stderr
+    assert len(before) == 2
+    assert {file: file.stat().st_mtime_ns for file in (output / "runs").glob("*/model.safetensors")} == before
+    assert (output / "report.html").read_text().count("<section") > 1  # what was there before is still reported
+
+
+def test_an_interrupted_run_goes_on(photos: Path, tmp_path: Path) -> None:
+    arguments = [
+        "table-sota-p2p",
+        "--scale",
+        "small",
+        "--seeds",
+        "0",
+        "--method",
+        "basic",
+        "--epochs",
+        "60",
+        "--network",
+        "ResNet-50",
+    ]
+    arguments += ["--data", str(photos), "--output", str(tmp_path)]
+    process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    run = train_config(Cell("basic"), Setup("small", tmp_path, photos, epochs=60)).output
+    assert run is not None
+    deadline = time.monotonic() + 120
+    while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (run / "model.safetensors").exists()
+    done = semaug(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "going on after epoch" in (tmp_path / "logs" / f"{run.name}.log").read_text()
+    epochs = [json.loads(line)["epoch"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert epochs == list(range(1, 61))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_the_report_opens_without_errors(first: tuple[Path, Any], tmp_path: Path) -> None:
+    output, _ = first
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]
+    options += [f"--user-data-dir={tmp_path}", "--enable-logging=stderr", "--v=0", "--dump-dom"]
+    page = (output / "report.html").as_uri()
+    shown = subprocess.run([str(CHROMIUM), *options, page], capture_output=True, text=True, timeout=120, check=True)
+    assert [line for line in shown.stderr.splitlines() if "CONSOLE" in line] == []
+    assert "left out by the options" in shown.stdout
+    assert "Bilinear CNN" in shown.stdout
+    assert "<svg" in shown.stdout
+    assert "not run" in shown.stdout
+
+
+def test_the_list_has_every_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert "table-datasets " in listed
+    assert "theorem " in listed
+    assert main(["reproduce"]) == 0
+    assert capsys.readouterr().out == listed
+
+
+def test_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", "--help"])
+    assert ended.value.code == 0
+    assert "usage: semaug reproduce" in capsys.readouterr().out
+
+
+def test_without_a_gpu_full_scale_measures_no_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEMAUG_DATA", str(tmp_path))
+    arguments = ["reproduce", "figure-frozen-blocks", "--output", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(arguments) == 0  # nothing failed: it was not run, and says why
+    assert "the time per step at full scale needs a GPU" in capsys.readouterr().out
+    found = cells(tmp_path / "out", "figure-frozen-blocks")
+    assert {cell["status"] for cell in found.values()} == {"not run"}
+    assert all("needs CUB-200-2011" in cell["reason"] for cell in found.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["table-1"], "unknown experiment 'table-1'"),
+        (["all", "--method", "magic"], "unknown method 'magic'"),
+        (["all", "--data", "nowhere"], "there is no folder nowhere"),
+        (["all", "--jobs", "0"], "--jobs must be at least 1"),
+    ],
+)
+def test_mistakes_give_one_sentence_and_exit_code_2(
+    tmp_path: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *arguments, "--output", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert sentence in told[0]
+    assert not (tmp_path / "out").exists()
+
+
+# -------------------------------------------------------------------------------------- without a command line
+
+
+def finish(cell: Cell, setup: Setup, seed: int, top1: float) -> None:
+    """The files that a finished run leaves, as far as they are looked at."""
+    run = train_config(cell, setup, seed).output
+    assert run is not None
+    run.mkdir(parents=True)
+    (run / "model.safetensors").write_bytes(b"")
+    (run / "evaluation.json").write_text(json.dumps({"top1": top1, "split": "test"}))
+    (run / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "variance_mean": 0.5, "augmentation_share": 0.1}) + "\n")
+
+
+def test_means_spreads_and_differences(tmp_path: Path) -> None:
+    setup = Setup("full", tmp_path)
+    for seed, basic, learnable in ((0, 0.84, 0.86), (1, 0.85, 0.89)):
+        finish(Cell("basic"), setup, seed, basic)
+        finish(Cell("learnable"), setup, seed, learnable)
+    finish(Cell("learnable"), setup, 7, 0.5)  # no basic run has this seed
+    rows = {(r.cell.dataset, r.cell.method): r for r in collect(experiment("table-datasets"), setup, {})}
+    basic, learnable = rows["cub", "basic"], rows["cub", "learnable"]
+    assert basic.mean == pytest.approx(84.5)
+    assert basic.spread == pytest.approx(0.5**0.5)
+    assert basic.difference == pytest.approx(0.0)
+    assert learnable.mean == pytest.approx(75.0)
+    assert learnable.difference == pytest.approx(75.0 - 86.7)
+    assert learnable.gain == pytest.approx(3.0)
+    assert learnable.paper_gain == pytest.approx(2.2)
+    assert [type(run) for run in learnable.runs] == [SeedRun] * 3
+    assert rows["nabirds", "basic"].mean is None
+    assert rows["nabirds", "basic"].ours == "not run"
+    assert "needs NABirds" in rows["nabirds", "basic"].reason
+    other = collect(experiment("table-datasets"), Setup("full", tmp_path, epochs=3), {})
+    assert all(row.mean is None for row in other)  # other settings are other runs
+
+
+@dataclass(frozen=True)
+class Picture:
+    title: str = "a picture"
+    caption: str = "what is seen"
+    png: bytes = b""
+    html: str = "<div><style>.x { color: red }</style><script>1 + 1</script>planted</div>"
+    numbers: Any = None
+
+
+def test_pictures_are_drawn_once_and_a_failing_one_is_reported(
+    tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import types
+
+    seen: list[Any] = []
+
+    def tsne(runs: Any) -> Picture:
+        seen.append(runs)
+        return Picture()
+
+    def neighbours(runs: Any) -> Picture:
+        raise ValueError("no such thing")
+
+    stub = types.SimpleNamespace(tsne=tsne, neighbours=neighbours)
+    monkeypatch.setitem(sys.modules, "semaug.report.figures", stub)
+    monkeypatch.setattr("semaug.report.figures", stub, raising=False)
+    setup = Setup("small", tmp_path, photos)
+    for cell in (Cell("basic"), Cell("learnable"), Cell("constant"), Cell("isda")):
+        finish(cell, setup, 0, 0.5)
+    names = ("figure-tsne", "figure-neighbours", "figure-joint")
+    choice = Choice(methods=("basic", "learnable", "constant", "isda"), seeds=(0,))
+    for _ in range(2):
+        assert reproduce(names, setup, choice, 1) == 1
+    assert len(seen) == 1
+    assert set(seen[0]) == {"basic", "learnable"}
+    page = (tmp_path / "report.html").read_text()
+    assert "planted" in page
+    assert "ValueError: no such thing" in page
+    assert "Variance" in page
