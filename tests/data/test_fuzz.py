@@ -23,7 +23,7 @@ from semaug.data.readers import read_data
 from semaug.data.samples import load_image
 from semaug.report.figures.groups import table_groups
 from semaug.util.errors import SemaugError
-from semaug.util.spreadsheets import escape_formula, original
+from semaug.util.spreadsheets import escape_formula, unescape_formula
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore::DeprecationWarning")
 quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -281,5 +281,5 @@ def test_tables_of_groups(tmp_path: Path, content: bytes) -> None:
 def test_a_name_in_a_table_starts_no_formula_and_is_read_back(name: str) -> None:
     cell = escape_formula(name)
     assert not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
-    assert original(cell) == name
+    assert unescape_formula(cell) == name
     assert cell in (name, f"'{name}")

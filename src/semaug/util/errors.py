@@ -1,10 +1,16 @@
-"""The one exception that users see, and names in its sentence."""
+"""Exceptions that users of the library see, and printable names for their messages.
+
+Each message is one plain sentence that says what is wrong and what to do. A setting appears in it under its Python
+name in backticks (`` `batch_size` ``); the command line shows that as its flag.
+"""
 
 
 class SemaugError(Exception):
-    """A mistake that a user can make, told in one sentence that says what to do; the command line exits with 2.
+    """A mistake or fault that one sentence explains.
 
-    Where there are several processes, one that was raised `on_all_ranks` is told by the first alone.
+    Args:
+        message: The sentence.
+        on_all_ranks: Whether every process of a distributed run raises the same error, so that only rank 0 prints it.
     """
 
     def __init__(self, message: str = "", *, on_all_ranks: bool = False) -> None:
@@ -12,7 +18,42 @@ class SemaugError(Exception):
         self.on_all_ranks = on_all_ranks
 
 
+class SettingError(SemaugError):
+    """A setting is out of range, or two settings exclude each other."""
+
+
+class DataError(SemaugError):
+    """A data set, table, archive or image is missing, damaged or not what it should be."""
+
+
+class ModelError(SemaugError):
+    """A network, its weights or an exported model is missing, damaged or not what it should be."""
+
+
+class RunError(SemaugError):
+    """A run directory or checkpoint is missing, damaged or belongs to other settings."""
+
+
+class TrainingError(SemaugError):
+    """Training cannot continue: it has diverged, or another process has ended."""
+
+
+class MissingPackageError(SemaugError):
+    """An optional package is not installed."""
+
+
+class FileError(SemaugError):
+    """A file cannot be read or written."""
+
+
 def printable(name: object) -> str:
-    """The name of a file or class as it is; quoted where a terminal would not show it as it is."""
+    """The name of a file or class for a terminal.
+
+    Args:
+        name: Anything with a string form.
+
+    Returns:
+        The string itself, or its quoted form if it holds characters that a terminal would not print.
+    """
     text = str(name)
     return text if text.isprintable() else repr(text)
