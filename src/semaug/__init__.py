@@ -4,10 +4,10 @@ The algorithm is in three files: :mod:`semaug.isda.loss` (the loss), :mod:`semau
 from) and :mod:`semaug.meta.learner` (the meta loop).
 """
 
-from semaug.isda.covariance import Covariance, Diagonal, Full, LowRank
+from semaug.isda.covariance import Covariance, Diagonal, Full
 from semaug.isda.functional import augmented_logits, isda_loss, strength
 from semaug.isda.loss import ISDALoss
-from semaug.isda.sources import ClassCovariance, Constant, CovNet, ModulatedClassCovariance, Source
+from semaug.isda.sources import ClassCovariance, Constant, CovNet, Source
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
 from semaug.network.network import Composite, Network
 
@@ -24,8 +24,6 @@ __all__ = [
     "ISDALoss",
     "JointAugmentation",
     "LearnableAugmentation",
-    "LowRank",
-    "ModulatedClassCovariance",
     "Network",
     "Source",
     "augmented_logits",

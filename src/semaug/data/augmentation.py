@@ -7,6 +7,7 @@ random numbers come from the CPU's generator, so that they do not depend on the 
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -100,3 +101,44 @@ def rectangles(count: int, height: int, width: int) -> Tensor:
     room = torch.tensor([[height], [width]]) - size + 1
     corner = (torch.rand(2, count) * room).long()
     return torch.cat([corner, size]) * erased
+
+
+OnImages = Callable[[Tensor, Tensor, int], Tensor]
+OnBatch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class ImageTransforms:
+    """What a method does to images: to uint8 crops, to normalised images, and to a batch with its labels."""
+
+    on_crops: OnImages | None = None
+    on_images: OnImages | None = None
+    on_batch: OnBatch | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether images are only cropped and flipped."""
+        return self == PLAIN
+
+
+PLAIN = ImageTransforms()
+
+
+def _mixup(num_classes: int) -> ImageTransforms:
+    from torchvision.transforms import v2
+
+    return ImageTransforms(on_batch=v2.MixUp(num_classes=num_classes))
+
+
+def _cutmix(num_classes: int) -> ImageTransforms:
+    from torchvision.transforms import v2
+
+    return ImageTransforms(on_batch=v2.CutMix(num_classes=num_classes))
+
+
+IMAGE_TRANSFORMS: dict[str, Callable[[int], ImageTransforms]] = {
+    "mixup": _mixup,
+    "cutmix": _cutmix,
+    "random-erasing": lambda num_classes: ImageTransforms(on_images=random_erasing),
+    "randaugment": lambda num_classes: ImageTransforms(on_crops=rand_augment),
+}

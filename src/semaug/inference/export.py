@@ -27,7 +27,7 @@ from semaug.util.files import write_atomically, write_json
 TOLERANCE = 1e-4  # of the largest logit, and at least of 1
 _ONNX_FILES = ("model.onnx", "model.onnx.data")
 _ONNX_ONE_FILE_BYTES = 1_500_000_000  # a protobuf file holds at most 2 GB
-_KEPT_SETTINGS = ("version", "method", "epochs", "seed", "select")  # no paths: they tell about the machine
+_KEPT_SETTINGS = ("version", "method", "composite", "epochs", "seed", "select")  # no paths: they tell about the machine
 _SCORES = {
     "top1": ("top-1 accuracy", "{:.2%}"),
     "top5": ("top-{k} accuracy", "{:.2%}"),
@@ -281,12 +281,12 @@ def _construction(classifier: Classifier) -> list[str]:
     name, classes = classifier.name.rpartition("/")[2], len(classifier.classes)
     crop = classifier.preprocessing.crop
     if _library(classifier) == "semaug":
-        method = str(classifier.config.get("method", ""))
+        composite = classifier.config.get("composite")
         return [
-            "from semaug.training.methods import dressed",
+            "from semaug.inference.runs import as_composite",
             "from semaug.network.models import build_model",
             "",
-            f'model = dressed("{method}", build_model("{classifier.name}", {classes}, {crop}), {classes})',
+            f'model = as_composite({composite!r}, build_model("{classifier.name}", {classes}, {crop}), {classes})',
         ]
     if _library(classifier) == "timm":
         size = f", img_size={crop}" if takes_size(name, crop) else ""

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from semaug.data.images import Preprocessing
 from semaug.network.models import build_model, read_weights
-from semaug.training.methods import dressed
-from semaug.util.errors import SemaugError
+from semaug.util.errors import ModelError, SemaugError
 from semaug.util.files import read_json
 
 FORMAT = 1  # of the run directory; raised when an older reader would misread it
@@ -57,6 +56,30 @@ class Classifier:
         return logits.float().softmax(1).cpu()
 
 
+def as_composite(composite: str | None, model: nn.Module, num_classes: int) -> nn.Module:
+    """Build a composite model around a network.
+
+    Args:
+        composite: ``"p2p"`` for a P2P-Net, or None for the network itself.
+        model: The network.
+        num_classes: Number of classes.
+
+    Returns:
+        The composite model, or the network.
+
+    Raises:
+        ValueError: If the network has no stages to build a P2P-Net of.
+        ModelError: If the composite model is unknown.
+    """
+    if composite is None:
+        return model
+    if composite != "p2p":
+        raise ModelError(f"unknown composite model {composite!r}")
+    from semaug.p2p import P2PNet
+
+    return P2PNet(model, num_classes)
+
+
 def split_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """What in a run's config.json says how its data was split."""
     names = ("select", "val_per_class", "val_fraction", "seed")
@@ -76,7 +99,7 @@ def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier
         raise SemaugError(f"nothing in {run / 'model.safetensors'} is for the {len(classes)} classes of {run}")
     try:
         built = build_model(name, len(classes), preprocessing.crop)
-        model = dressed(str(config.get("method", "")), built, len(classes))
+        model = as_composite(config.get("composite"), built, len(classes))
         model.load_state_dict(weights)
     except SemaugError:
         raise

@@ -144,40 +144,6 @@ class Diagonal:
 
 
 @dataclass(frozen=True)
-class LowRank:
-    """``Σ_i = diag(s_i) + U_iᵀ U_i``; ``variance`` (N, D) holds the s_i, ``factors`` (N, rank, D) the rows of U_i."""
-
-    variance: Tensor
-    factors: Tensor
-
-    def __post_init__(self) -> None:
-        _check_shape("variance", self.variance, "N×D")
-        _check_shape("factors", self.factors, "N×rank×D")
-
-    def quadratic(self, weight: Tensor, labels: Tensor) -> Tensor:
-        """The diagonal's form plus ``Σ_r (u_r·w_j − u_r·w̄)²``: one product of size (N·rank)×D×C more."""
-        _check_fit(weight, labels, self.factors.shape[0], self.factors.shape[2])
-        with full_precision(weight):
-            centred = _centred(weight)
-            factors = self.factors.to(centred.dtype)
-            along_own = torch.einsum("nrd,nd->nr", factors, own_weight(centred, labels))
-            along_all = (factors.flatten(0, 1) @ centred.T).view(*factors.shape[:2], -1)
-            spread = (along_all - along_own[..., None]).square().sum(1)
-            return Diagonal(self.variance).quadratic(weight, labels) + without_own_class(spread, labels)
-
-    def sample(
-        self, features: Tensor, count: int, strength: float = 1.0, generator: torch.Generator | None = None
-    ) -> Tensor:
-        rank = self.factors.shape[1]
-        along = _noise(features, (count, features.shape[0], rank), generator)
-        directed: Tensor = torch.einsum("mnr,nrd->mnd", along, self.factors)
-        return Diagonal(self.variance).sample(features, count, strength, generator) + directed * math.sqrt(strength)
-
-    def diagonal(self) -> Tensor:
-        return self.variance + self.factors.square().sum(1)
-
-
-@dataclass(frozen=True)
 class Full:
     """``Σ_i = matrices[index_i]``: any symmetric positive semi-definite matrices, for small D.
 

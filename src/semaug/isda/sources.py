@@ -4,8 +4,7 @@
 |------------------------------|--------------------------------------------------------|-----------------|
 | ``Constant``                 | ``c·I``: the control experiment                        | nothing         |
 | ``ClassCovariance``          | covariance of all features of class y_i (ISDA)         | statistics      |
-| ``CovNet``                   | ``diag(sigmoid(MLP(a_i)))`` (the paper), or low rank   | the meta loop   |
-| ``ModulatedClassCovariance`` | the class-wise variance times a factor learned from a_i| both            |
+| ``CovNet``                   | ``diag(sigmoid(MLP(a_i)))`` (the paper)                | the meta loop   |
 
 ``update(features, labels)`` shows a batch to the statistics; it does nothing for sources that keep none.
 """
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semaug.isda.covariance import Covariance, Diagonal, Full, LowRank
+from semaug.isda.covariance import Covariance, Diagonal, Full
 from semaug.isda.precision import full_precision, widened
 from semaug.util import distributed
 
@@ -135,18 +134,6 @@ class ClassCovariance(Source):
         for buffer, value in zip((self.count, self.mean, self.deviation), merge_statistics(seen, batch), strict=True):
             buffer[present] = value  # the same for all samples of a class
 
-    @torch.no_grad()
-    def merge(self, other: "ClassCovariance | Statistics") -> None:
-        """Take in the samples that another estimate has seen (and this one has not)."""
-        theirs = other if isinstance(other, tuple) else (other.count, other.mean, other.deviation)
-        if theirs[2].shape != self.deviation.shape:
-            raise ValueError(
-                f"statistics of shape {tuple(theirs[2].shape)} do not merge into {tuple(self.deviation.shape)}"
-            )
-        merged = merge_statistics((self.count, self.mean, self.deviation), theirs)
-        for buffer, value in zip((self.count, self.mean, self.deviation), merged, strict=True):
-            buffer.copy_(value)
-
     def covariance(self) -> Tensor:
         """The covariance of each class (divided by its count), (C, D) variances or (C, D, D) matrices."""
         return self.deviation / self.count.clamp_min(1).view(-1, *[1] * (self.deviation.ndim - 1))
@@ -172,7 +159,7 @@ def _first_of_its_class(labels: Tensor, classes: int) -> Tensor:
 class Perceptron(nn.Module):
     """``depth`` hidden layers of ``width`` (by default a quarter of the inputs) with ReLU, then a linear layer."""
 
-    def __init__(self, inputs: int, outputs: int, width: int | None, depth: int, zero_output: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, width: int | None, depth: int) -> None:
         super().__init__()
         width = max(1, inputs // 4) if width is None else width
         if min(inputs, width, depth) < 1:
@@ -181,9 +168,6 @@ class Perceptron(nn.Module):
         layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
         self.hidden = nn.Sequential(*layers)
         self.output = nn.Linear(width, outputs)
-        if zero_output:
-            nn.init.zeros_(self.output.weight)
-            nn.init.zeros_(self.output.bias)
 
     def forward(self, features: Tensor) -> Tensor:
         with full_precision(features):
@@ -194,44 +178,28 @@ class Perceptron(nn.Module):
 class CovNet(Source):
     """The paper's covariance network: ``Σ_i = diag(sigmoid(MLP(a_i)))``, by default one hidden layer of width D/4.
 
-    ``rank`` > 0 adds ``rank`` learned directions, ``Σ_i = diag(s_i) + U_iᵀU_i``. With ``fixed_trace`` every Σ_i has
-    that mean variance and only its *shape* is learned: positive outputs are divided by their mean, and their layer
-    starts at zero, so that training without directions starts from ``fixed_trace·I``.
+    With ``fixed_trace`` every Σ_i has that mean variance and only its *shape* is learned: positive outputs are divided
+    by their mean, and their layer starts at zero, so that training starts from ``fixed_trace·I``.
     """
 
     def __init__(
-        self,
-        feature_dim: int,
-        width: int | None = None,
-        depth: int = 1,
-        rank: int = 0,
-        fixed_trace: float | None = None,
+        self, feature_dim: int, width: int | None = None, depth: int = 1, fixed_trace: float | None = None
     ) -> None:
         super().__init__()
-        if rank < 0 or not (fixed_trace is None or (math.isfinite(fixed_trace) and fixed_trace > 0)):
-            raise ValueError(f"rank must be ≥ 0 and fixed_trace positive, not {rank} and {fixed_trace}")
-        self.feature_dim, self.rank, self.fixed_trace = feature_dim, rank, fixed_trace
-        # Variances first, then the directions, which must not start at zero: the gradient of UᵀU vanishes there.
-        self.layers = Perceptron(feature_dim, feature_dim * (1 + rank), width, depth, zero_output=False)
+        if not (fixed_trace is None or (math.isfinite(fixed_trace) and fixed_trace > 0)):
+            raise ValueError(f"fixed_trace must be positive, not {fixed_trace}")
+        self.feature_dim, self.fixed_trace = feature_dim, fixed_trace
+        self.layers = Perceptron(feature_dim, feature_dim, width, depth)
         if fixed_trace is not None:
-            nn.init.zeros_(self.layers.output.weight[:feature_dim])
-            nn.init.zeros_(self.layers.output.bias[:feature_dim])
+            nn.init.zeros_(self.layers.output.weight)
+            nn.init.zeros_(self.layers.output.bias)
 
     def forward(self, features: Tensor, labels: Tensor) -> Covariance:
-        output = self.layers(features).unflatten(1, (1 + self.rank, self.feature_dim))
-        variance = output[:, 0].sigmoid() if self.fixed_trace is None else F.softplus(output[:, 0]) + 1e-6
-        if not self.rank:
-            return Diagonal(self._scaled(variance, variance))
-        factors = output[:, 1:].tanh() / self.rank**0.5
-        total = variance + factors.square().sum(1)
-        return LowRank(self._scaled(variance, total), self._scaled(factors, total, root=True))
-
-    def _scaled(self, part: Tensor, variance: Tensor, root: bool = False) -> Tensor:
-        """``part`` of Σ (or of its root) such that the mean of ``variance`` over dimensions is the fixed one."""
+        output = self.layers(features)
         if self.fixed_trace is None:
-            return part
-        factor = self.fixed_trace / variance.mean(1).view(-1, *[1] * (part.ndim - 1))
-        return part * (factor.sqrt() if root else factor)
+            return Diagonal(output.sigmoid())
+        variance = F.softplus(output) + 1e-6
+        return Diagonal(variance * (self.fixed_trace / variance.mean(1).view(-1, 1)))
 
     @property
     def flops(self) -> int:
@@ -243,39 +211,4 @@ class CovNet(Source):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def extra_repr(self) -> str:
-        return f"feature_dim={self.feature_dim}, rank={self.rank}, fixed_trace={self.fixed_trace}"
-
-
-class ModulatedClassCovariance(Source):
-    """ISDA's class-wise variance times a learned factor for each sample and dimension, ``2·sigmoid(MLP(a_i))``.
-
-    The factor lies in (0, 2) and starts at exactly 1, so training starts as ISDA and what is learned is the deviation.
-    With ``keep_trace`` every Σ_i has the trace of its class's covariance, and only its shape is learned.
-    """
-
-    def __init__(
-        self,
-        num_classes: int,
-        feature_dim: int,
-        width: int | None = None,
-        depth: int = 1,
-        keep_trace: bool = False,
-    ) -> None:
-        super().__init__()
-        self.keep_trace = keep_trace
-        self.classwise = ClassCovariance(num_classes, feature_dim)
-        self.layers = Perceptron(feature_dim, feature_dim, width, depth, zero_output=True)
-
-    def update(self, features: Tensor, labels: Tensor) -> None:
-        self.classwise.update(features, labels)
-
-    def forward(self, features: Tensor, labels: Tensor) -> Covariance:
-        classwise = self.classwise(features, labels).diagonal()
-        variance = classwise * 2 * self.layers(features).sigmoid()
-        if self.keep_trace:  # a class of which too little has been seen has none
-            smallest = torch.finfo(variance.dtype).tiny
-            variance = variance * (classwise.sum(1) / variance.sum(1).clamp_min(smallest))[:, None]
-        return Diagonal(variance)
-
-    def extra_repr(self) -> str:
-        return f"keep_trace={self.keep_trace}"
+        return f"feature_dim={self.feature_dim}, fixed_trace={self.fixed_trace}"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from semaug.training.methods import Method
+from semaug.training.methods import METHODS
 
 ScaleName = Literal["full", "small"]
 Kind = Literal["table", "bars", "lines", "pictures", "theorem"]
@@ -18,24 +18,13 @@ DATASETS = {
     "nabirds": "NABirds",
     "imagenet": "ImageNet",
 }
-TITLES: dict[str, str] = {
-    "basic": "basic",
-    "mixup": "Mixup",
-    "cutmix": "CutMix",
-    "random-erasing": "Random Erasing",
-    "randaugment": "RandAugment",
-    "constant": "constant Σ (control)",
-    "isda": "ISDA",
-    "joint": "CovNet, joint",
-    "learnable": "learnable",
-}
 
 
 @dataclass(frozen=True)
 class Cell:
     """One cell of a table, or one point of a figure; settings are those of the paper's scale."""
 
-    method: Method
+    method: str
     dataset: str = "cub"
     network: str = "ResNet-50"
     paper: float | None = None
@@ -58,7 +47,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        return ", ".join(part for part in (TITLES[self.method], self.setting) if part)
+        return ", ".join(part for part in (METHODS[self.method].title, self.setting) if part)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from rich.console import Console
 from rich.table import Table
 
 from semaug.inference.runs import read_metrics
 from semaug.report import write_report
-from semaug.training.methods import METHODS, Augmentation, Method
+from semaug.training.methods import METHODS, Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 from semaug.util.errors import SemaugError
@@ -24,7 +23,7 @@ def demo(output: Path, methods: Sequence[str], epochs: int, seed: int) -> None:
     folders = []
     for method in methods:
         config = TrainConfig(
-            method=cast(Method, method),
+            method=method,
             epochs=epochs,
             seed=seed,
             output=output / method,

@@ -10,11 +10,12 @@ from semaug.report import charts
 from semaug.report.charts import LineChart, Series
 from semaug.report.reading import number
 from semaug.report.sweeps import DotChart, Key, Mark, Sweep, dot_chart, sweep_chart
-from semaug.studies.cells import DATASETS, TITLES
+from semaug.studies.cells import DATASETS
 from semaug.studies.presets.figure_frozen_blocks import PAPER_HOURS
 from semaug.studies.published import published
 from semaug.studies.results import Row, Section, SeedRun
 from semaug.studies.scales import Setup
+from semaug.training.methods import METHODS
 
 OURS, PAPER = 0, 1  # colours
 
@@ -89,8 +90,8 @@ def _accuracy_sweep(section: Section, setup: Setup) -> Sweep | None:
 
     def line(row: Row) -> str:
         if by_network or not row.cell.setting:
-            return TITLES[row.cell.method]
-        return row.network if several else TITLES[row.cell.method]
+            return METHODS[row.cell.method].title
+        return row.network if several else METHODS[row.cell.method].title
 
     series = []
     for i, label in enumerate(dict.fromkeys(line(row) for row in rows)):

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar, cast
 
 import tyro
 
-from semaug.studies.scales import relevant, stem
-from semaug.training.methods import AUGMENTING, METHODS, Augmentation, Method
+from semaug.studies.scales import stem
+from semaug.training.methods import METHODS, Augmentation
 from semaug.training.settings import TrainConfig, given
 from semaug.util.errors import SemaugError
 
@@ -32,7 +32,7 @@ class _Training(TrainConfig):
 
     model: Annotated[str | None, tyro.conf.Suppress] = None
     weights: Annotated[Path | None, tyro.conf.Suppress] = None
-    method: Annotated[Method, tyro.conf.Suppress] = "learnable"
+    method: Annotated[str, tyro.conf.Suppress] = "learnable"
     output: Annotated[Path | None, tyro.conf.Suppress] = None
     seed: Annotated[int, tyro.conf.Suppress] = 0
     resume: Annotated[bool, tyro.conf.Suppress] = True
@@ -92,7 +92,7 @@ class CompareConfig:
         """Networks × methods × strengths; a method that does not augment has one cell on each network."""
         for network in self.networks:
             for method, options in map(split_method, self.method):
-                default = TrainConfig(data=self.data, method=cast(Method, method)).filled().augmentation.strength
+                default = TrainConfig(data=self.data, method=method).filled().augmentation.strength
                 own = self._with(options, TrainConfig()).augmentation.strength
                 tried = self.strength or (default,) if own is None else (own,)
                 for strength in tried if augments(method) else (None,):
@@ -100,7 +100,7 @@ class CompareConfig:
 
     def settings(self, cell: "Cell", seed: int) -> TrainConfig:
         """The settings of a run; the same settings give the same run directory."""
-        method = cast(Method, cell.method)
+        method = cell.method
         shared = _as(TrainConfig, self.training)
         augmentation = replace(
             _as(Augmentation, self.training.augmentation),
@@ -125,7 +125,7 @@ class CompareConfig:
         return replace(config, output=self.output / "runs" / f"{name}-s{seed}")
 
     def _relevant(self, method: str, augmentation: Augmentation) -> Augmentation:
-        return relevant(cast(Method, method.removeprefix("p2p+")), augmentation)
+        return METHODS[method].relevant(augmentation)
 
     def _with(self, options: Sequence[str], config: TrainConfig) -> TrainConfig:
         """A configuration with a method's own options, which are those of `semaug train`."""
@@ -216,7 +216,7 @@ def split_method(text: str) -> tuple[str, list[str]]:
 
 def augments(method: str) -> bool:
     """Whether a method augments features, so that a strength makes sense."""
-    return method.removeprefix("p2p+") in AUGMENTING
+    return METHODS[method].augments
 
 
 def command(config: CompareConfig) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from semaug.studies.cells import DATASETS, TITLES, Cell, Experiment
+from semaug.studies.cells import DATASETS, Cell, Experiment
 from semaug.studies.extras import has_extra, known_extra, measure_extra, missing_hardware
 from semaug.studies.page import render
 from semaug.studies.registry import MODULES, experiment, experiments
@@ -24,6 +24,7 @@ from semaug.studies.results import (
 from semaug.studies.scales import NETWORKS, Setup, check_data, missing_data, train_config
 from semaug.studies.workers import default_jobs, run_and_tell
 from semaug.studies.worlds import draw_world
+from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig
 from semaug.util.errors import SemaugError
 from semaug.util.files import write_atomically, write_json
@@ -51,7 +52,7 @@ class Choice:
     def check(self) -> None:
         """See that what is named exists."""
         known = ("data set", self.datasets, DATASETS), ("network", self.networks, NETWORKS)
-        for what, named, names in (*known, ("method", self.methods, TITLES)):
+        for what, named, names in (*known, ("method", self.methods, METHODS)):
             for name in named:
                 if name not in names:
                     raise SemaugError(f"unknown {what} {name!r}; there are {', '.join(names)}")

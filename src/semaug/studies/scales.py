@@ -10,14 +10,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
 from semaug.studies.cells import DATASETS, PAPER_FEATURES, Cell, ScaleName
 from semaug.studies.worlds import WORLDS, world_folder
-from semaug.training.methods import Augmentation, Method
-from semaug.training.settings import TrainConfig
+from semaug.training.methods import METHODS, Augmentation, method_on
+from semaug.training.settings import TrainConfig, identifying
 from semaug.util.errors import SemaugError
 
 
@@ -102,23 +102,20 @@ def run_stem(cell: Cell, config: TrainConfig, setup: Setup) -> str:
 def stem(parts: Sequence[str], config: TrainConfig, data: Any) -> str:
     """The name of a run without the seed: readable parts, and a digest of all that matters."""
     settings = asdict(config) | {"data": data}
-    where = ("output", "seed", "resume", "device", "workers", "cache", "data_root", "download", "on_bad_image", "track")
-    for key in where:
+    for key in ("seed", *(name for name in vars(config) if name not in identifying())):
         del settings[key]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]
     return "-".join([*parts, digest]).replace("/", "-")
 
 
-def method_of(cell: Cell) -> Method:
-    """The training method of a cell: on P2P-Net, that with P2P-Net in front."""
-    if cell.network != "P2P-Net":
-        return cell.method
-    return cast(Method, "p2p" if cell.method == "basic" else f"p2p+{cell.method}")
+def method_of(cell: Cell) -> str:
+    """The name of a cell's training method: on P2P-Net, that with P2P-Net around the network."""
+    return method_on("p2p" if cell.network == "P2P-Net" else None, cell.method).name
 
 
 def _full(cell: Cell, setup: Setup) -> TrainConfig:
     if cell.network == "P2P-Net":  # all else is the default of its methods
-        augmentation = relevant(cell.method, Augmentation())
+        augmentation = METHODS[cell.method].relevant(Augmentation())
         method, spec = method_of(cell), NETWORKS[cell.network]
         return TrainConfig(
             cell.dataset, setup.data, model=spec.model, method=method, pretrained=True, augmentation=augmentation
@@ -151,7 +148,7 @@ def _full(cell: Cell, setup: Setup) -> TrainConfig:
         frozen_blocks=(0 if imagenet else spec.frozen) if cell.frozen is None else cell.frozen,
         interval=100 if imagenet else 1,
     )
-    return replace(config, augmentation=relevant(cell.method, augmentation))
+    return replace(config, augmentation=METHODS[cell.method].relevant(augmentation))
 
 
 def _small(cell: Cell, setup: Setup) -> TrainConfig:
@@ -182,24 +179,7 @@ def _small(cell: Cell, setup: Setup) -> TrainConfig:
         meta_lr=0.001 if cell.rate is None else cell.rate * lr,
         frozen_blocks=own if cell.frozen is None else cell.frozen,
     )
-    return replace(config, augmentation=relevant(cell.method, augmentation))
-
-
-_STRENGTH = ("strength", "strength_power")
-_COVNET = ("source", "width", "depth", "rank", "fixed_trace", "meta_lr", "meta_optimizer", "detach_real")
-_MATTERS: dict[str, tuple[str, ...]] = {
-    "constant": (*_STRENGTH, "constant"),
-    "isda": _STRENGTH,
-    "joint": (*_STRENGTH, *_COVNET),
-}
-
-
-def relevant(method: Method, augmentation: Augmentation) -> Augmentation:
-    """The settings that a method looks at, the others at their defaults: what does not matter makes no other run."""
-    if method == "learnable":
-        return augmentation
-    changes: dict[str, Any] = {name: getattr(augmentation, name) for name in _MATTERS.get(method, ())}
-    return replace(Augmentation(), **changes)
+    return replace(config, augmentation=METHODS[cell.method].relevant(augmentation))
 
 
 def missing_data(dataset: str, setup: Setup) -> str:

@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semaug.data.augmentation import rand_augment
+from semaug.data.augmentation import ImageTransforms, OnBatch
 from semaug.data.images import Preprocessing
 from semaug.data.samples import Samples
 from semaug.data.stream import shards_of, stream_pixels, streaming_order
-from semaug.training.methods import Batch, Transforms
 from semaug.training.settings import TrainConfig, given
 from semaug.util import distributed
 from semaug.util.errors import SemaugError
@@ -68,9 +67,8 @@ class Part:
 class Plan:
     """What is drawn for a step: the batch and, where it is held out, that of the meta loss."""
 
-    parts: list[Part]
+    part: Part
     rows: Tensor  # this rank's, of the batch of all ranks
-    meta_rows: Tensor
     seed: int  # of what changes images by more than crop and flip
     after: Tensor  # the state of the generator
 
@@ -82,7 +80,7 @@ class Batches:
         self,
         source: Tensor | Samples,
         samples: Samples,
-        transforms: Transforms,
+        transforms: ImageTransforms,
         config: TrainConfig,
         pixels: Pixels,
     ) -> None:
@@ -90,11 +88,7 @@ class Batches:
         self.source, self.transforms, self.config, self.pixels = source, transforms, config, pixels
         self.preprocessing = pixels.preprocessing
         self.labels = as_tensor(samples.labels).to(pixels.device)
-        learnable = config.method.removeprefix("p2p+") == "learnable"
-        self.meta_images = config.augmentation.meta_images if learnable else "half"
-        self.trained, self.held_out = self._for_training(samples.labels)
-        shards = shards_of(samples)
-        self.shards = None if shards is None else shards[self.trained]
+        self.shards = shards_of(samples)
         smallest = self.images // self.steps
         if smallest // 2 < distributed.world_size():
             raise SemaugError(
@@ -105,32 +99,12 @@ class Batches:
     @property
     def images(self) -> int:
         """How many images an epoch has."""
-        return len(self.trained)
+        return len(self.labels)
 
     @property
     def steps(self) -> int:
         """How many batches an epoch has: none has a single image, which cannot be cut in two halves."""
         return min(math.ceil(self.images / (2 * given(self.config.batch_size))), self.images // 2)
-
-    def _for_training(self, labels: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The images that the network is trained on, and those of each class held out for the meta loss."""
-        if self.meta_images != "held-out":
-            return torch.arange(len(labels)), torch.empty(0, dtype=torch.long)
-        share = self.config.augmentation.meta_share
-        if not 0 < share < 1:
-            raise SemaugError(f"--meta-share must lie between 0 and 1, not {share:g}")
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.config.seed)).tolist()
-        by_class: dict[int, list[int]] = {}
-        for i in order:
-            by_class.setdefault(labels[i], []).append(i)
-        counts = {label: max(1, round(share * len(members))) for label, members in by_class.items()}
-        if any(counts[label] >= len(members) for label, members in by_class.items()):
-            raise SemaugError(
-                "a class has too few images to hold some out for the meta loss; give a smaller --meta-share"
-            )
-        held_out = sorted(i for label, members in by_class.items() for i in members[: counts[label]])
-        kept = sorted(i for label, members in by_class.items() for i in members[counts[label] :])
-        return torch.tensor(kept), torch.tensor(held_out)
 
     @contextmanager
     def left(self, epoch: int, within: dict[str, Any]) -> Iterator[Iterator[Inputs]]:
@@ -139,7 +113,7 @@ class Batches:
         `within` says how many steps were made (`step`) and, if any, the state of the generator then (`generator`).
         """
         plans, ahead = tee(self._plans(epoch, within))
-        places = (part.places[part.rows] for plan in ahead for part in plan.parts)
+        places = (plan.part.places[plan.part.rows] for plan in ahead)
         with closing(self.pixels.of(self.source, places)) as pixels:
             yield ((self._inputs(plan, pixels), plan.after) for plan in plans)
 
@@ -153,49 +127,37 @@ class Batches:
         if "generator" in within:
             generator.set_state(within["generator"])
         for batch in order.tensor_split(self.steps)[within["step"] :]:
-            yield self._plan(self.trained[batch], generator)
+            yield self._plan(batch, generator)
 
     def _plan(self, places: Tensor, generator: torch.Generator) -> Plan:
         """Random numbers are drawn for the whole batch, of all ranks, whatever this rank needs of it."""
-        every = torch.arange(len(places))
-        rows, meta_rows = (distributed.shard(every, meta=meta) for meta in (False, True))
-        needed = rows if self.transforms[2] is None else torch.cat(_with_partners(rows, len(places)))
+        rows = distributed.shard(torch.arange(len(places)))
+        needed = rows if self.transforms.on_batch is None else torch.cat(_with_partners(rows, len(places)))
         draw = self.preprocessing.draw_crops
-        parts = [Part(places, needed, *draw(len(places), generator))]
-        plain = self.meta_images != "randaugment" and self.transforms == (None, None, None)
-        seed = 0 if plain else int(torch.randint(2**62, (), generator=generator))
-        if self.meta_images == "held-out":
-            drawn = self.held_out[torch.randint(len(self.held_out), places.shape, generator=generator)]
-            parts.append(Part(drawn, meta_rows, *draw(len(places), generator)))
-        return Plan(parts, rows, meta_rows, seed, generator.get_state())
+        part = Part(places, needed, *draw(len(places), generator))
+        seed = 0 if self.transforms.is_plain else int(torch.randint(2**62, (), generator=generator))
+        return Plan(part, rows, seed, generator.get_state())
 
     def _inputs(self, plan: Plan, pixels: Iterator[Tensor]) -> tuple[Tensor, ...]:
         """Images and labels of a batch and, where the meta loss has a batch of its own, that of the meta loss.
 
         What is made, and returned, is this rank's part.
         """
-        on_crops, on_images, on_batch = self.transforms
-        total = len(plan.parts[0].places)
-        crops, targets = self._crops(plan.parts[0], next(pixels))
+        transforms, total = self.transforms, len(plan.part.places)
+        crops, targets = self._crops(plan.part, next(pixels))
         with _drawing_from(plan.seed):
-            images = self.preprocessing.normalised(crops if on_crops is None else on_crops(crops, plan.rows, total))
-            if on_images is not None:
-                images = on_images(images, plan.rows, total)
-            if on_batch is not None:
-                images, targets = self._mixed(on_batch, images, targets, plan)
-            if self.meta_images == "randaugment":  # the halves change places, and look otherwise
-                own = int((plan.rows < math.ceil(total / 2)).sum())  # of the first half
-                crops, meta_targets = (torch.cat([part[own:], part[:own]]) for part in (crops, targets))
-                meta_crops = rand_augment(crops, plan.meta_rows, total)
-        if self.meta_images == "half":
-            return images, targets
-        if self.meta_images == "held-out":
-            meta_crops, meta_targets = self._crops(plan.parts[1], next(pixels))
-        return images, targets, self.preprocessing.normalised(meta_crops), meta_targets
+            if transforms.on_crops is not None:
+                crops = transforms.on_crops(crops, plan.rows, total)
+            images = self.preprocessing.normalised(crops)
+            if transforms.on_images is not None:
+                images = transforms.on_images(images, plan.rows, total)
+            if transforms.on_batch is not None:
+                images, targets = self._mixed(transforms.on_batch, images, targets, plan)
+        return images, targets
 
-    def _mixed(self, mix: Batch, images: Tensor, targets: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    def _mixed(self, mix: OnBatch, images: Tensor, targets: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """Each image mixed with the one before it in the batch of all ranks, in the same way for all."""
-        sizes = [len(part) for part in _with_partners(plan.rows, len(plan.parts[0].places))]
+        sizes = [len(part) for part in _with_partners(plan.rows, len(plan.part.places))]
         found = []
         for some, labels in zip(images.split(sizes), targets.split(sizes), strict=True):
             torch.default_generator.manual_seed(plan.seed)

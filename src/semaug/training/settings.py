@@ -1,13 +1,13 @@
 """The settings of a training run; the command line is made from them."""
 
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 
-from semaug.training import methods
+from semaug.training.methods import METHODS, Augmentation, MethodName
 from semaug.util.errors import SemaugError
 
 Value = TypeVar("Value")
@@ -19,15 +19,20 @@ def given(value: Value | None) -> Value:
     return value
 
 
+def _free(default: Value) -> Value:
+    """A setting that does not identify a run: it may change when the run is resumed."""
+    return field(default=default, metadata={"identifies": False})
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Train a classifier of look-alike classes."""
 
     data: str = "birds"
     """Name of a data set (birds, cub, aircraft, cars, nabirds, imagenet), or path of a folder or table of images."""
-    data_root: Path | None = None
+    data_root: Path | None = _free(None)
     """Folder that holds the named data sets; $SEMAUG_DATA, or ./data, if not given."""
-    download: bool = False
+    download: bool = _free(False)
     """Fetch a named data set that is not there, where its host still offers it."""
     model: str | None = None
     """timm name, or torchvision/NAME; resnet50 if not given (a small network of our own on the embedded birds)."""
@@ -36,18 +41,18 @@ class TrainConfig:
     pretrained: bool | None = None
     """Start from the library's ImageNet weights; yes if not given, except with --weights, for our own small network, or
     on the embedded birds."""
-    method: methods.Method = "isda"
+    method: MethodName = "isda"
     """How to train: isda did best in our comparisons (docs/learning-the-covariance.md); learnable is the paper's."""
     epochs: int | None = None
     """100 as in the paper if not given, 300 for P2P-Net; 15 on the embedded birds."""
-    output: Path | None = None
+    output: Path | None = _free(None)
     """The run directory; runs/DATA-MODEL-METHOD-SEED if not given. A run that was broken off there goes on."""
     seed: int = 0
     """Seed of all random numbers."""
-    resume: bool = True
+    resume: bool = _free(True)
     """Go on with an unfinished run in the output directory; otherwise it is an error that there is one."""
 
-    augmentation: methods.Augmentation = field(default_factory=methods.Augmentation)
+    augmentation: Augmentation = field(default_factory=Augmentation)
 
     resize: int | None = None
     """Side of the square that images are resized to: 600 as in the paper; 96 on the embedded birds."""
@@ -91,30 +96,30 @@ class TrainConfig:
     """Choose the best epoch on the validation split. "test" trains on all images and chooses on the test split, as
     much published code does: the figure is then too good, and good for comparison with such figures only."""
 
-    device: str | None = None
+    device: str | None = _free(None)
     """cuda if there is one, else cpu."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
     """bf16 on a GPU, fp32 on a CPU if not given."""
-    compile: bool = False
+    compile: bool = _free(False)
     """Speed up the network's forward and backward pass by torch.compile; the first steps then take minutes."""
-    workers: int = 2
+    workers: int = _free(2)
     """Processes that decode images: when the cache is built, or all the time with --images-on stream (for each process
     that torchrun starts)."""
-    cache: Path | None = Path("~/.cache/semaug")
+    cache: Path | None = _free(Path("~/.cache/semaug"))
     """Folder of decoded images, shared by runs; --cache None keeps them in memory only."""
-    on_bad_image: Literal["stop", "skip"] = "stop"
+    on_bad_image: Literal["stop", "skip"] = _free("stop")
     """Images that cannot be read are listed before training starts. stop: train only when there are none; skip: go on
     without them. With --images-on stream they are looked for with skip alone; otherwise the first one ends training."""
-    track: Literal["tensorboard", "wandb"] | None = None
+    track: Literal["tensorboard", "wandb"] | None = _free(None)
     """Show settings, metrics of each epoch and the final evaluation in TensorBoard (OUTPUT/tensorboard) or Weights &
     Biases too; a run that goes on, goes on there. Needs pip install 'semaug[tensorboard]' or 'semaug[wandb]'."""
-    images_on: Literal["gpu", "ram", "stream"] | None = None
+    images_on: Literal["gpu", "ram", "stream"] | None = _free(None)
     """Where decoded images lie during training: on the GPU if they take less than half of its memory. stream: nowhere;
     they are decoded again in every epoch, just ahead of the step, for data that is larger than memory or disk."""
 
     def filled(self) -> "TrainConfig":
         """The same configuration with every default made explicit."""
-        embedded, p2p = self.data == "birds", methods.on_p2p(self.method)
+        embedded, method = self.data == "birds", METHODS[self.method]
         adamw = self.optimizer == "adamw" or (self.optimizer is None and embedded)
         model = self.model or ("small" if embedded else "resnet50")
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -122,22 +127,24 @@ class TrainConfig:
         defaults: dict[str, Any] = {
             "model": model,
             "pretrained": self.weights is None and not embedded and model != "small",
-            "epochs": 15 if embedded else 300 if p2p else 100,
+            "epochs": 15 if embedded else method.defaults.get("epochs", 100),
             "resize": 96 if embedded else 600,
             "crop": 88 if embedded else 448,
             "batch_size": 16 if embedded else 64,
             "optimizer": "adamw" if adamw else "sgd",
-            "lr": 0.005 if adamw else 0.002 if p2p else 0.03,
-            "weight_decay": 0.05 if adamw else 5e-4 if p2p else 0.0,
+            "lr": 0.005 if adamw else method.defaults.get("lr", 0.03),
+            "weight_decay": 0.05 if adamw else method.defaults.get("weight_decay", 0.0),
             "device": device,
             "precision": "bf16" if device.startswith("cuda") else "fp32",
             "output": Path("runs") / name,
         }
         missing = {key: value for key, value in defaults.items() if getattr(self, key) is None}
         augmentation = self.augmentation
-        if embedded and not p2p and augmentation.strength is None:  # learned from scratch, features spread more
+        if (
+            embedded and method.composite is None and augmentation.strength is None
+        ):  # learned from scratch, features spread more
             augmentation = replace(augmentation, strength=3.0)
-        config = replace(self, augmentation=augmentation.filled(self.method), **missing)
+        config = replace(self, augmentation=method.resolve(augmentation), **missing)
         config._check()
         return config
 
@@ -156,3 +163,13 @@ class TrainConfig:
             raise SemaugError("--compile needs a C++ compiler on a CPU, and there is none; leave out --compile")
         if str(self.device).startswith("cuda") and not torch.cuda.is_available():
             raise SemaugError("there is no CUDA device here; leave out --device or say --device cpu")
+
+
+def identifying() -> frozenset[str]:
+    """Names of the settings that identify a run.
+
+    Returns:
+        The fields of :class:`TrainConfig` that must be the same when a run is resumed; the others say where and how
+        fast it runs.
+    """
+    return frozenset(setting.name for setting in fields(TrainConfig) if setting.metadata.get("identifies", True))

@@ -28,7 +28,7 @@ from semaug.data.samples import DataSet, Samples
 from semaug.data.space import check_free_space
 from semaug.inference.evaluate import evaluate
 from semaug.inference.pictures import sample_pictures
-from semaug.inference.runs import FORMAT, Classifier
+from semaug.inference.runs import FORMAT, Classifier, as_composite
 from semaug.isda.sources import CovNet
 from semaug.meta import reshard
 from semaug.meta.gradient import global_norm
@@ -36,7 +36,7 @@ from semaug.network.models import build_model, load_weights
 from semaug.training import checkpoints as checkpoint
 from semaug.training import methods
 from semaug.training.batches import Batches, Inputs, Pixels, as_tensor
-from semaug.training.settings import TrainConfig, given
+from semaug.training.settings import TrainConfig, given, identifying
 from semaug.training.tracking import check_installed, make_tracker
 from semaug.util import distributed
 from semaug.util.errors import SemaugError
@@ -80,7 +80,7 @@ class _Run:
     """One training run: its data, network, learner and files."""
 
     def __init__(self, config: TrainConfig, device: str | None = None) -> None:
-        self.config = config
+        self.config, self.method = config, methods.METHODS[config.method]
         self.folder, self.epochs, self.model_name = given(config.output), given(config.epochs), given(config.model)
         self.lr, self.batch_size = given(config.lr), given(config.batch_size)
         self.device = torch.device(device or given(config.device))
@@ -134,7 +134,7 @@ class _Run:
         splits = self._readable(splits, data)
         self._describe(data, splits)
         images = self._decode(splits["train"], "train")
-        transforms = methods.image_transforms(config.method, len(data.classes))
+        transforms = self.method.images(len(data.classes))
         self.batches = Batches(images, splits["train"], transforms, config, self.pixels)
         return data, splits, (self._decode(splits["val"], "val"), as_tensor(splits["val"].labels))
 
@@ -194,12 +194,15 @@ class _Run:
         if not (self.folder / "checkpoints").exists():  # new, or ended by a mistake before its first epoch did
             started = datetime.now(UTC).isoformat(timespec="seconds")
             header = {"format": FORMAT, "version": semaug.__version__, "started": started}
-            write_json(file, {**header, "preprocessing": asdict(self.preprocessing), **settings})
+            write_json(
+                file,
+                {**header, "composite": self.method.composite, "preprocessing": asdict(self.preprocessing), **settings},
+            )
             return False
         before = read_json(file)
         if before.get("format") != FORMAT:
             raise SemaugError(f"{self.folder} has format {before.get('format')}, and this version reads {FORMAT}")
-        changed = [k for k, v in settings.items() if k not in _MAY_CHANGE and before.get(k) != v]
+        changed = [k for k, v in settings.items() if k in identifying() and before.get(k) != v]
         if changed:
             was = ", ".join(f"{k} {before.get(k)} → {settings[k]}" for k in changed)
             raise SemaugError(f"{self.folder} holds a run with other settings ({was}); choose another --output")
@@ -238,7 +241,7 @@ class _Run:
         if self.config.weights is not None:
             self.progress.say(f"{self.config.weights}: {load_weights(model, self.config.weights)}")
         try:
-            model = methods.dressed(self.config.method, model, classes).to(self.device)
+            model = as_composite(self.method.composite, model, classes).to(self.device)
         except ValueError as error:  # no stages to make a P2P-Net of
             raise SemaugError(str(error)) from error
         return model.to(memory_format=torch.channels_last) if self.device.type == "cuda" else model
@@ -515,7 +518,7 @@ class _Run:
         model = self._evaluated()
         model.load_state_dict(best["model"])
         if self.writes:
-            if self.config.method.removeprefix("p2p+") in methods.AUGMENTING:
+            if self.method.augments:
                 _write_tensors(self.folder / "source.safetensors", best["source"])  # Σ, as it was for this model
             _write_tensors(self.folder / "model.safetensors", model.state_dict())
         split = "test" if "test" in splits else "val"
@@ -578,7 +581,7 @@ def _odd_covnet(source: nn.Module, metrics: Sequence[Mapping[str, Any]]) -> str 
     last = metrics[-1]
     if not isinstance(source, CovNet):
         return None
-    mean, highest = last["variance_mean"], 1.0 if source.rank == 0 else 2.0
+    mean, highest = last["variance_mean"], 1.0
     if source.fixed_trace is None:
         what = f"its mean variance is {mean:.3g} of at most {highest:g}"
         if mean < 0.01 * highest:
@@ -603,21 +606,6 @@ def _odd_covnet(source: nn.Module, metrics: Sequence[Mapping[str, Any]]) -> str 
 def _write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     content = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     write_atomically(file, safetensors_bytes(content))
-
-
-_MAY_CHANGE = {
-    "workers",
-    "cache",
-    "device",
-    "images_on",
-    "compile",
-    "resume",
-    "output",
-    "data_root",
-    "download",
-    "on_bad_image",
-    "track",
-}
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from semaug.report.figures.groups import choose_group
 from semaug.report.figures.looking import choose, look, run_samples, with_images
 from semaug.report.figures.points import scatter_html
 from semaug.report.figures.views import View, load_augmenting
-from semaug.training.methods import Method, image_transforms
+from semaug.training.methods import METHODS
 from semaug.util.errors import SemaugError
 
-IMAGE_LEVEL: dict[str, Method] = {"Random Erasing": "random-erasing", "RandAugment": "randaugment"}
+IMAGE_LEVEL: dict[str, str] = {"Random Erasing": "random-erasing", "RandAugment": "randaugment"}
 OURS = "Semantic augmentation"
 
 
@@ -114,9 +114,10 @@ def _shares(moved: Tensor, mask: Tensor, labels: Tensor, centres: Tensor) -> dic
     }
 
 
-def _augmented(view: View, method: Method, altered: list[Tensor]) -> Callable[[Tensor], Tensor]:
+def _augmented(view: View, method: str, altered: list[Tensor]) -> Callable[[Tensor], Tensor]:
     """Features of augmented centre crops; which of the images it changed at all is noted in `altered`."""
-    on_crops, on_images, _ = image_transforms(method, len(view.classes))
+    transforms = METHODS[method].images(len(view.classes))
+    on_crops, on_images = transforms.on_crops, transforms.on_images
     preprocessing = view.classifier.preprocessing
     start = (preprocessing.resize - preprocessing.crop) // 2
     window = slice(start, start + preprocessing.crop)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from semaug.isda.sources import ClassCovariance, Source
 from semaug.network.models import read_weights
 from semaug.network.network import Network
 from semaug.report.figures.looking import Seen, look, run_samples
-from semaug.training.methods import AUGMENTING, Augmentation, Method, make_learner
+from semaug.training.methods import METHODS, Augmentation, make_learner
 from semaug.util.errors import SemaugError
 
 
@@ -104,9 +104,9 @@ def load_augmenting(
     config, method = view.classifier.config, view.classifier.config.get("method")
     if strength is not None and not strength > 0:
         raise SemaugError(f"the strength must be positive, not {strength:g}")
-    if covariance == "run" and str(method).startswith("p2p+"):
+    if covariance == "run" and METHODS[str(method)].composite and METHODS[str(method)].augments:
         raise SemaugError(f"{path} holds a P2P-Net, and figures cannot draw features from its Σ yet")
-    if covariance == "run" and method not in AUGMENTING:
+    if covariance == "run" and not METHODS[str(method)].augments:
         raise SemaugError(f"{path} was trained by {method!r} and has no Σ to draw features from")
     rows = read_metrics(path)
     lambda_ = strength if strength is not None else float(rows[-1].get("strength", 0.0)) if rows else 0.0
@@ -123,7 +123,7 @@ def load_augmenting(
     model = view.classifier.model
     # the learner's way of making the source, so that it is the one that was trained
     with torch.random.fork_rng(devices=[]):
-        learner = make_learner(cast(Method, method), Augmentation(**settings), model, SGD(model.parameters(), lr=0.1))
+        learner = make_learner(str(method), Augmentation(**settings), model, SGD(model.parameters(), lr=0.1))
     source = learner.source.to("cpu").eval()
     source.load_state_dict(read_weights(file))
     return View(label, path, view.classifier, view.network, source, lambda_)

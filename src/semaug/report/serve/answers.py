@@ -12,11 +12,11 @@ from torch import Tensor
 
 from semaug.data.images import ProgressCallback
 from semaug.inference.runs import read_description
-from semaug.isda.covariance import Covariance, Diagonal, Full, LowRank
+from semaug.isda.covariance import Covariance, Diagonal, Full
 from semaug.report.figures.figure import words
 from semaug.report.figures.looking import Seen, choose, look, run_samples
 from semaug.report.figures.views import View, load_augmenting
-from semaug.training.methods import AUGMENTING, on_p2p
+from semaug.training.methods import METHODS
 from semaug.util.errors import SemaugError
 
 REACH, STEP = 3.0, 0.1  # of the slider, in standard deviations or draws, to both sides
@@ -129,11 +129,8 @@ def principal(covariance: Covariance, count: int) -> tuple[list[float], Tensor, 
         indices = largest.indices[:count].tolist()
         axes = torch.eye(dimensions)[indices]
         return largest.values[:count].tolist(), axes, [f"dimension {i} of the feature" for i in indices]
-    if isinstance(covariance, LowRank):
-        matrix = covariance.variance[0].diag() + covariance.factors[0].T @ covariance.factors[0]
-    else:
-        assert isinstance(covariance, Full)
-        matrix = covariance.matrices[0 if covariance.index is None else int(covariance.index[0])]
+    assert isinstance(covariance, Full)
+    matrix = covariance.matrices[0 if covariance.index is None else int(covariance.index[0])]
     values, vectors = torch.linalg.eigh(matrix)
     axes = vectors.T.flip(0)[:count]
     return values.flip(0)[:count].clamp_min(0).tolist(), axes, ["a mixture of dimensions"] * len(axes)
@@ -172,10 +169,10 @@ def open_guide(
     if limit < 1:
         raise SemaugError(f"there must be at least 1 training image to compare with, not {limit}")
     method = str(read_description(run)[3].get("method"))
-    if on_p2p(method):
+    if METHODS[method].composite:
         raise SemaugError(f"{run} holds a P2P-Net, which has no single feature to move; the page is for other methods")
     if covariance is None:
-        covariance = "run" if method in AUGMENTING and (run / "source.safetensors").is_file() else "classwise"
+        covariance = "run" if METHODS[method].augments and (run / "source.safetensors").is_file() else "classwise"
     view = load_augmenting("run", run, covariance=covariance, strength=strength, device=device)
     samples = run_samples(view.classifier, "train")
     seen = look(

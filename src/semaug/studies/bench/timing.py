@@ -103,7 +103,7 @@ def make_learner(
     compile: bool = False,
 ) -> LearnableAugmentation:
     settings = methods.Augmentation(strength=STRENGTH, frozen_blocks=given(config.frozen_blocks), **METHODS[name][1])
-    method: methods.Method = "isda" if name == "isda" else "learnable"
+    method = "isda" if name == "isda" else "learnable"
     torch.manual_seed(config.seed)
     learner = methods.make_learner(
         method, settings, model, optimizer, compile=compile, autocast=autocast, scaler=scaler
