@@ -5,9 +5,9 @@ from) and :mod:`semaug.meta.learner` (the meta loop).
 """
 
 from semaug.isda.covariance import Covariance, Diagonal, Full
-from semaug.isda.functional import augmented_logits, isda_loss, strength
-from semaug.isda.loss import ISDALoss
+from semaug.isda.loss import ISDALoss, augmented_logits, isda_loss
 from semaug.isda.sources import ClassCovariance, Constant, CovNet, Source
+from semaug.isda.strength import strength
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
 from semaug.network.network import Composite, Network
 

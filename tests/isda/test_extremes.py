@@ -16,7 +16,7 @@ from references import FORMS, problem
 from semaug import ClassCovariance, Constant, CovNet, Diagonal, Full, LowRank, augmented_logits, isda_loss, strength
 from semaug.inference.runs import read_metrics
 from semaug.isda.covariance import Covariance
-from semaug.isda.functional import isda_loss_along
+from semaug.isda.loss import isda_loss_along
 from semaug.isda.precision import LARGEST_STRENGTH, LARGEST_TERM
 from semaug.isda.quadratic import augmented
 from semaug.isda.sources import ModulatedClassCovariance, Source

@@ -7,7 +7,7 @@ Each form answers two questions about a batch of N samples whose features have D
 - ``sample(features, count)``: draws ``a' ~ N(a, λΣ)`` for those who want explicit augmented features.
 
 ``w̄_i`` is the head's weight of the sample's own class, ``w_{y_i}``; for soft labels p it is the mean ``Σ_k p_ik w_k``
-(see :func:`semaug.isda.functional.isda_loss` for why). The quadratic form is expanded so that only matrix products appear:
+(see :func:`semaug.isda.loss.isda_loss` for why). The quadratic form is expanded so that only matrix products appear:
 neither N×C×D nor, for the first two forms, N×D×D numbers are ever held. The diagonal form is worked off in chunks of
 classes besides, so that its only C×D numbers are the weight and, in a backward pass, the gradient of the weight.
 """

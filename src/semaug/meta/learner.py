@@ -29,10 +29,11 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 from torch.utils import _pytree as pytree
 
-from semaug.isda import functional
+from semaug.isda import loss as functional
 from semaug.isda.covariance import Covariance, Diagonal
 from semaug.isda.precision import full_precision, widened
 from semaug.isda.sources import CovNet, Source
+from semaug.isda.strength import strength as strength_at
 from semaug.meta.gradient import Engine, HeadLoss, HeadLossAlong, TrainProblem, global_norm, meta_gradient
 from semaug.meta.sensitivity import pseudo_step, sensitivities
 from semaug.network.network import Network, Tape
@@ -165,7 +166,7 @@ class LearnableAugmentation:
         self._learned = [parameter for parameter in self.source.parameters() if parameter.requires_grad]
         self.meta_optimizer = meta_optimizer or (SGD(self._learned, lr=0.001) if self._learned else None)
         self.max_strength, self.strength_power = strength, strength_power
-        self.strength = functional.strength(1, 1, strength, strength_power)
+        self.strength = strength_at(1, 1, strength, strength_power)
         self.interval, self.order, self.engine, self.objective = interval, order, engine, objective
         self.detach_real, self.label_smoothing, self.clip_norm = detach_real, label_smoothing, clip_norm
         self.autocast, self.scaler, self.check_values = autocast, scaler, check_values
@@ -177,7 +178,7 @@ class LearnableAugmentation:
 
     def set_progress(self, progress: float) -> None:
         """Set λ to ``progress^strength_power · λ0``, where ``progress`` goes from 0 to 1 over training."""
-        self.strength = functional.strength(progress, 1, self.max_strength, self.strength_power)
+        self.strength = strength_at(progress, 1, self.max_strength, self.strength_power)
 
     def step(
         self, images: Tensor, labels: Tensor, meta_images: Tensor | None = None, meta_labels: Tensor | None = None

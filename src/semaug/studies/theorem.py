@@ -63,7 +63,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, vmap
 
 from semaug.isda.covariance import Covariance, Diagonal
-from semaug.isda.functional import isda_loss
+from semaug.isda.loss import isda_loss
 from semaug.isda.sources import Source
 
 Batch = tuple[Tensor, Tensor]

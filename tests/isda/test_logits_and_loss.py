@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 import references
 from references import FORMS, problem
 from semaug import Diagonal, Full, LowRank, augmented_logits, isda_loss, strength
-from semaug.isda import functional
+from semaug.isda import loss as functional
 from semaug.isda import quadratic as chunked
 
 forms = pytest.mark.parametrize("form", FORMS)
