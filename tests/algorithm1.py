@@ -40,7 +40,6 @@ class Literal:
     detach_real: bool = False
     clip: float | None = None
     interval: int = 1
-    aligned: bool = False  # the step keeps its length, whatever Σ is
     rest: Callable[[Any, Tensor], Tensor] | None = None  # of the loss, from what the model puts out
     buffers: Parameters = field(default_factory=dict)
     half_steps: int = 0
@@ -70,13 +69,6 @@ class Literal:
             return 1.0
         norm = torch.cat([g.detach().flatten() for g in gradients]).norm()
         return min(1.0, self.clip / (norm + 1e-6))
-
-    def at_its_length(self, gradients: list[Tensor]) -> list[Tensor]:
-        """The gradients as they are, but with a derivative in which their length is a constant."""
-        if not self.aligned:
-            return gradients
-        length = torch.cat([g.flatten() for g in gradients]).norm()
-        return [g * (length.detach() / length) for g in gradients]
 
     def sgd(self, name: str, value: Tensor, gradient: Tensor, keep: bool) -> Tensor:
         gradient = gradient + self.weight_decay * value.detach()
@@ -118,7 +110,7 @@ class Literal:
             loss = naive_isda(features, labels, *self.head_of(parameters), variance, self.strength) + rest
             gradients = torch.autograd.grad(loss, [parameters[n] for n in self.late], create_graph=True)
             factor = self.clip_factor(list(gradients))
-            for name, gradient in zip(self.late, self.at_its_length(list(gradients)), strict=True):
+            for name, gradient in zip(self.late, gradients, strict=True):
                 parameters[name] = self.sgd(name, parameters[name], factor * gradient, keep=False)
             meta_features, meta_rest = self.forward(pseudo_net, parameters, meta_images, meta_labels)
             weight, bias = self.head_of(parameters)
@@ -150,9 +142,9 @@ class Literal:
                 factor = self.clip_factor(list(gradients))
                 now, self.buffers = self.buffers, buffers
                 moved = self.parameters()
-                late = dict(zip(parameters, gradients, strict=True))
-                for name, gradient in zip(self.late, self.at_its_length([late[n] for n in self.late]), strict=True):
-                    moved[name] = self.sgd(name, parameters[name], factor * gradient, keep=False)
+                by_name = dict(zip(parameters, gradients, strict=True))
+                for name in self.late:
+                    moved[name] = self.sgd(name, parameters[name], factor * by_name[name], keep=False)
                 self.buffers = now
                 torch.set_rng_state(start)
                 new_features, new_rest = self.forward(new_net, moved, images, labels)

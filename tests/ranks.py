@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.nn import functional as F
 
 import semaug
+from semaug.inference.runs import as_composite
 from semaug.network.models import build_model
 from semaug.network.network import Network
-from semaug.training.methods import Augmentation, dressed, make_learner, parameter_groups
+from semaug.training.methods import Augmentation, make_learner, parameter_groups
 from semaug.util import distributed
 
 CLASSES, WIDTH = 4, 4
@@ -50,9 +49,7 @@ SOURCES: dict[str, Callable[[], semaug.Source]] = {
     "class-wise": lambda: semaug.ClassCovariance(CLASSES, WIDTH),
     "class-wise full": lambda: semaug.ClassCovariance(CLASSES, WIDTH, "full"),
     "covnet": lambda: semaug.CovNet(WIDTH, width=3),
-    "low rank": lambda: semaug.CovNet(WIDTH, width=3, rank=2),
     "fixed trace": lambda: semaug.CovNet(WIDTH, width=3, fixed_trace=0.5),
-    "modulated": lambda: semaug.ModulatedClassCovariance(CLASSES, WIDTH, width=3),
 }
 
 
@@ -65,7 +62,6 @@ class Case:
     adam: bool = False
     frozen: int = 1
     joint: bool = False
-    meta_batch: bool = False
     soft: bool = False
     half_steps: int = 6
     sizes: tuple[int, ...] = (17, 18, 19, 23, 20, 16)  # of the global batches, in turn
@@ -89,7 +85,6 @@ def variants() -> dict[str, Case]:
     found = {}
     for name, options in {
         "clipped": {"clip_norm": 0.3},
-        "aligned": {"objective": "alignment"},
         "smoothed": {"label_smoothing": 0.1},
         "detached": {"detach_real": True},
         "double backward": {"engine": "double_backward"},
@@ -102,8 +97,7 @@ def variants() -> dict[str, Case]:
     found["adam"] = Case(adam=True, options={"order": "pipelined"})
     found["nothing frozen"] = Case("batch", options={"sync_batch_norm": True}, frozen=0)
     found["joint"] = Case(joint=True)
-    found["joint, batch norm, modulated"] = Case("batch", "modulated", {"sync_batch_norm": True}, joint=True)
-    found["a meta batch of its own"] = Case(meta_batch=True)
+    found["joint, batch norm"] = Case("batch", options={"sync_batch_norm": True}, joint=True)
     found["soft labels"] = Case(soft=True)
     return found
 
@@ -131,16 +125,15 @@ def learner_of(case: Case) -> semaug.LearnableAugmentation:
     return kind(network, optimizer, source, meta_optimizer, strength=4.0, **case.options)
 
 
-def batches(case: Case) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Global batches: images and labels to train on, and others for the meta loss."""
+def batches(case: Case) -> list[tuple[Tensor, Tensor]]:
+    """Global batches: images and labels."""
     generator = torch.Generator().manual_seed(7)
     found = []
     for step in range(case.half_steps // 2):
         size = case.sizes[step % len(case.sizes)]
-        images = torch.randn(2, size, 3, 7, 7, dtype=torch.float64, generator=generator)
-        labels = torch.randint(CLASSES, (2, size), generator=generator)
-        images, labels = images.to(DEVICE), labels.to(DEVICE)
-        found.append((images[0], labels[0], images[1], labels[1]))
+        images = torch.randn(size, 3, 7, 7, dtype=torch.float64, generator=generator)
+        labels = torch.randint(CLASSES, (size,), generator=generator)
+        found.append((images.to(DEVICE), labels.to(DEVICE)))
     return found
 
 
@@ -148,12 +141,9 @@ def trained(case: Case) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Parameters and buffers of f and g, and the sums of metrics, after all half steps."""
     learner = learner_of(case)
     totals: dict[str, float] = {}
-    for images, labels, meta_images, meta_labels in batches(case):
+    for images, labels in batches(case):
         targets = F.one_hot(labels, CLASSES).double() * 0.8 + 0.05 if case.soft else labels
-        inputs = [distributed.shard(images), distributed.shard(targets)]
-        if case.meta_batch:
-            inputs += [distributed.shard(meta_images, meta=True), distributed.shard(meta_labels, meta=True)]
-        for name, value in learner.step(*inputs).items():
+        for name, value in learner.step(distributed.shard(images), distributed.shard(targets)).items():
             totals[name] = totals.get(name, 0.0) + float(value)
     return state_of(learner), totals
 
@@ -169,7 +159,7 @@ OWN_STATISTICS = Case("batch", half_steps=4)
 def own_statistics() -> dict[str, Any]:
     """BatchNorm with the images of each rank: all of the network's state, before and after averaging its buffers."""
     learner = learner_of(OWN_STATISTICS)
-    for images, labels, *_ in batches(OWN_STATISTICS):
+    for images, labels in batches(OWN_STATISTICS):
         learner.step(distributed.shard(images), distributed.shard(labels))
     before = {key: value.clone() for key, value in state_of(learner).items()}
     distributed.average_buffers_(learner.network.model)
@@ -189,7 +179,7 @@ def overflowing() -> dict[str, Any]:
         scaler=torch.amp.GradScaler("cpu", init_scale=2.0**14),
     )
     scales, finite = [], []
-    for images, labels, *_ in batches(Case(half_steps=12)):
+    for images, labels in batches(Case(half_steps=12)):
         own, own_labels = distributed.shard(images).float(), distributed.shard(labels)
         last = distributed.rank() == distributed.world_size() - 1
         learner.step(own * (300.0 if last else 1e-3), own_labels)
@@ -206,8 +196,8 @@ TRAFFIC = {
     )
     for order, pseudo in (("paper", "global"), ("paper", "local"), ("pipelined", "global"))
     for interval in (1, 3)
-    for source in ("covnet", "modulated")
-    for norm in (("group",) if pseudo == "local" or interval == 3 or source == "modulated" else ("group", "batch"))
+    for source in (("covnet", "class-wise") if interval == 1 and pseudo == "global" else ("covnet",))
+    for norm in (("group",) if pseudo == "local" or interval == 3 or source == "class-wise" else ("group", "batch"))
 }
 
 
@@ -215,7 +205,7 @@ def bytes_sent(case: Case) -> tuple[int, int]:
     """Bytes that a rank hands to sums, and to the exchange of class-wise statistics, in all half steps."""
     learner = learner_of(case)
     distributed.traffic.reset()
-    for images, labels, *_ in batches(case):
+    for images, labels in batches(case):
         learner.step(distributed.shard(images), distributed.shard(labels))
     return distributed.traffic.reduced, distributed.traffic.gathered
 
@@ -226,7 +216,7 @@ P2P_ORDERS = ("paper", "pipelined")
 def trained_p2p(order: str) -> tuple[dict[str, Tensor], dict[str, float]]:
     """A P2P-Net, with its BatchNorm over all ranks and without dropout, after two half steps of the whole loop."""
     torch.manual_seed(0)
-    model = dressed("p2p+learnable", build_model("small", CLASSES, 64), CLASSES).double()
+    model = as_composite("p2p", build_model("small", CLASSES, 64), CLASSES).double()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -241,42 +231,6 @@ def trained_p2p(order: str) -> tuple[dict[str, Tensor], dict[str, float]]:
     return state_of(learner), {name: float(value) for name, value in metrics.items()}
 
 
-OVERLAPPING = {
-    "paper": Case(half_steps=2, frozen=0),
-    "pipelined": Case(half_steps=2, frozen=0, options={"order": "pipelined"}),
-    "micro-batches": Case(half_steps=2, frozen=0, options={"micro_batch": 2}),
-}
-
-
-def overlapping(case: Case) -> dict[str, Any]:
-    """What a case comes to where sums travel in the smallest buckets, and how many left during each backward pass."""
-    sent = 0
-    during: list[int] = []
-
-    def counting(run: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            before = sent
-            result = run(*args, **kwargs)
-            during.append(sent - before)
-            return result
-
-        return counted
-
-    all_reduce = dist.all_reduce
-
-    def sending(*args: Any, **kwargs: Any) -> Any:
-        nonlocal sent
-        sent += 1
-        return all_reduce(*args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distributed, "BUCKET", 1)
-        patch.setattr(dist, "all_reduce", sending)
-        patch.setattr(torch.autograd, "grad", counting(torch.autograd.grad))
-        patch.setattr(Tensor, "backward", counting(Tensor.backward))
-        return {"state": trained(case)[0], "during": during}
-
-
 def main() -> None:
     torch.set_num_threads(1)
     distributed.initialize("cpu")
@@ -287,7 +241,6 @@ def main() -> None:
         "overflowing": overflowing(),
         "traffic": {name: bytes_sent(case) for name, case in TRAFFIC.items()},
         "p2p": {order: trained_p2p(order) for order in P2P_ORDERS} if distributed.world_size() == 2 else {},
-        "overlapping": {name: (overlapping(case), trained(case)[0]) for name, case in OVERLAPPING.items()},
     }
     torch.save(found, f"{sys.argv[1]}/{distributed.rank()}.pt")
     distributed.shut_down()

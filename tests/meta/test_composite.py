@@ -160,8 +160,8 @@ def test_micro_batches_take_the_rest_along() -> None:
 def test_nothing_of_the_rest_is_held_after_a_step() -> None:
     learner, _ = make("pipelined")
     learner.step(*batches(1)[0])
-    assert learner._last_real is not None
-    assert all(part.tape is not None and part.tape.rest is None for part in learner._last_real.parts)
+    assert learner.algorithm.last_real is not None
+    assert all(part.tape is not None and part.tape.rest is None for part in learner.algorithm.last_real.batch)
 
 
 def test_compiling_a_composite_model_is_refused() -> None:

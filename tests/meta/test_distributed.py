@@ -12,7 +12,7 @@ from torch import Tensor
 
 import ranks
 from scripts import scaling
-from semaug.meta.learner import Part
+from semaug.meta.updates import MicroBatch
 from semaug.util import distributed
 from several import in_processes
 
@@ -75,10 +75,10 @@ def test_a_local_pseudo_update_is_that_of_each_rank_on_its_own_images(found: lis
     case = replace(ranks.LOCAL, options={})
     learner = ranks.learner_of(case)
     learned = list(learner.source.parameters())
-    learner.meta_optimizer = torch.optim.SGD(learned, lr=1.0)
+    learner.executor.meta_optimizer = torch.optim.SGD(learned, lr=1.0)
     buffers = [torch.zeros_like(parameter) for parameter in learned]
     meta_loss = 0.0
-    for images, labels, *_ in ranks.batches(case):
+    for images, labels in ranks.batches(case):
         learner.network.prepare(images)
         halves = list(zip(images.tensor_split(2), labels.tensor_split(2), strict=True))
         for (x, y), (meta_x, meta_y) in (halves, halves[::-1]):
@@ -86,9 +86,9 @@ def test_a_local_pseudo_update_is_that_of_each_rank_on_its_own_images(found: lis
             steps = [torch.zeros_like(parameter) for parameter in learned]
             parts = zip(*(tensor.tensor_split(len(found)) for tensor in (x, y, meta_x, meta_y)), strict=True)
             for own_x, own_y, own_meta_x, own_meta_y in parts:
-                own = [Part(own_x, own_y)]
-                pseudo = learner.pseudo_update(own)
-                seen = learner.meta_update(own, pseudo, [Part(own_meta_x, own_meta_y)])
+                point, pseudo = learner.algorithm.pseudo_update([MicroBatch(own_x, own_y)])
+                loss = learner.executor.meta_loss_at(point, [MicroBatch(own_meta_x, own_meta_y)])
+                seen = learner.algorithm.meta_update(pseudo, loss, detach=True)
                 meta_loss += float(seen["meta_loss"]) * len(own_meta_x) / len(meta_x) / 2
                 with torch.no_grad():
                     for parameter, before, step in zip(learned, start, steps, strict=True):
@@ -99,7 +99,7 @@ def test_a_local_pseudo_update_is_that_of_each_rank_on_its_own_images(found: lis
                     buffer.mul_(0.9).add_(step)
                     parameter += buffer
             learner.optimizer.zero_grad()
-            learner.real_update([Part(x, y)])
+            learner.algorithm.real_update([MicroBatch(x, y)])
     error = max(float((ours[key] - value).abs().max()) for key, value in ranks.state_of(learner).items())
     assert error < 1e-9
     assert metrics["meta_loss"] == pytest.approx(meta_loss, rel=1e-9)
@@ -107,7 +107,7 @@ def test_a_local_pseudo_update_is_that_of_each_rank_on_its_own_images(found: lis
 
 def test_a_local_pseudo_update_is_refused_where_it_has_no_meaning() -> None:
     for options in ({"order": "pipelined"}, {"sync_batch_norm": True}):
-        with pytest.raises(ValueError, match="own"):
+        with pytest.raises(ValueError, match="pseudo='local' excludes"):
             ranks.learner_of(ranks.Case(options={"pseudo": "local", **options}))
     with pytest.raises(ValueError, match="pseudo must be"):
         ranks.learner_of(ranks.Case(options={"pseudo": "both"}))
@@ -150,24 +150,6 @@ def test_a_p2p_net_of_two_processes_equals_that_of_one(found: list[dict[str, Any
     print(f"P2P-Net, {order}: differs by {error:.1e}")
 
 
-def test_gradients_are_sent_while_the_backward_pass_runs(found: list[dict[str, Any]]) -> None:
-    """All three of a half step: of the pseudo update (paper's order), of the meta loss and of the real update.
-
-    Of micro-batches only the last one's pass sends. CovNet's gradient comes of another pass, and is sent after it.
-    """
-    for rank in found:
-        passes = {name: rank["overlapping"][name][0]["during"] for name in ranks.OVERLAPPING}
-        parameters = len(list(ranks.learner_of(ranks.Case()).network.model.parameters()))
-        assert passes["paper"] == [parameters, parameters, 0, parameters] * 2
-        assert passes["pipelined"] == [parameters, parameters, 0, parameters]  # no meta update at first
-        micro = passes["micro-batches"]
-        assert len(micro) > len(passes["paper"])
-        assert [sent for sent in micro if sent] == [parameters] * 6
-        for (state, later), name in ((rank["overlapping"][name], name) for name in ranks.OVERLAPPING):
-            worst = max(float((later[key] - value).abs().max()) for key, value in state["state"].items())
-            assert worst < 1e-12, name
-
-
 def predicted_bytes(case: ranks.Case, processes: int) -> tuple[float, float]:
     """The model of docs/distributed.md, for all half steps of a case in fp64."""
     size = 8
@@ -178,7 +160,9 @@ def predicted_bytes(case: ranks.Case, processes: int) -> tuple[float, float]:
     options, steps = case.options, case.half_steps
     order, local = options["order"], options["pseudo"] == "local"
     pipelined = order == "pipelined"
-    meta_steps = steps // options["interval"] - pipelined  # the last real update is not looked through yet
+    meta_steps = steps // options["interval"] - pipelined  # the last real update has not been differentiated yet
+    if not covnet:
+        meta_steps = 0
     parts = [size * count for count in (every, late, covnet)]
     total = steps * scaling.half_step_bytes(*parts, ranks.WIDTH, order, math.inf)  # without a meta update
     total += meta_steps * scaling.half_step_bytes(0, *parts[1:], 0, order, 1, local)
@@ -190,8 +174,8 @@ def predicted_bytes(case: ranks.Case, processes: int) -> tuple[float, float]:
         if not pipelined:  # the pseudo gradient, and a forward pass on the meta batch
             total += meta_steps * (late_forward + forward)
     gathered = 0
-    if case.source == "modulated":  # features and labels of each rank, as many as the largest part has
-        halves = [half for images, *_ in ranks.batches(case) for half in images.tensor_split(2)]
+    if case.source == "class-wise":  # features and labels of each rank, as many as the largest part has
+        halves = [half for images, _ in ranks.batches(case) for half in images.tensor_split(2)]
         gathered = sum(-(-len(half) // processes) for half in halves) * (size * ranks.WIDTH + 8)
     return total, gathered
 
@@ -208,14 +192,13 @@ def test_what_is_sent_is_what_the_documented_model_says(found: list[dict[str, An
 
 
 def test_the_shards_of_all_ranks_make_up_the_halves_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for count, world, meta in itertools.product(range(2, 40), range(1, 6), (False, True)):
+    for count, world in itertools.product(range(2, 40), range(1, 6)):
         monkeypatch.setattr(distributed, "world_size", lambda world=world: world)
         halves: list[list[int]] = [[], []]
         for rank in range(world):
             monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-            own = distributed.shard(torch.arange(count), meta=meta)
-            cut = own.tensor_split([len(own) // 2]) if meta else own.tensor_split(2)  # as `step` does
-            for half, part in zip(halves, cut, strict=True):
+            own = distributed.shard(torch.arange(count))
+            for half, part in zip(halves, own.tensor_split(2), strict=True):  # as `step` does
                 half += part.tolist()
-        middle = count // 2 if meta else (count + 1) // 2
+        middle = (count + 1) // 2
         assert halves == [list(range(middle)), list(range(middle, count))]

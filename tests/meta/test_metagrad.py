@@ -6,8 +6,12 @@ import torch
 from torch import nn
 
 import semaug
-from semaug.meta.gradient import TrainProblem, double_backward, global_norm, jvp, meta_gradient
-from semaug.meta.learner import Part
+from semaug.meta.double_backward import double_backward
+from semaug.meta.gradient import meta_gradient
+from semaug.meta.jvp import jvp
+from semaug.meta.losses import meta_loss, train_loss
+from semaug.meta.problem import TrainProblem, global_norm
+from semaug.meta.updates import MicroBatch
 from semaug.network.network import Network
 
 # BatchNorm in training mode, dropout and drop path on (where the architecture has it), small images.
@@ -38,16 +42,16 @@ def test_jvp_equals_double_backward(name: str) -> None:
         if frozen == 0:
             learner.step(images, labels)  # fills the momentum buffers
 
-        part = Part(images[:4], labels[:4])
-        pseudo = learner.pseudo_update([part])
-        point = {key: parameter.requires_grad_() for key, parameter in pseudo.point.items()}
+        part = MicroBatch(images[:4], labels[:4])
+        point, pseudo = learner.algorithm.pseudo_update([part])
+        point = {key: parameter.requires_grad_() for key, parameter in point.items()}
         meta_features, _ = network.forward_at(point, images[4:])
-        loss = learner._meta_loss(meta_features, labels[4:], *network.head_parameters(point))
+        loss = meta_loss(meta_features, labels[4:], *network.head_parameters(point))
         gradients = torch.autograd.grad(loss, list(point.values()))
         direction = {key: pseudo.sensitivity[key] * value for key, value in zip(point, gradients, strict=True)}
         features = part.features.detach()
-        train_loss = learner._train_loss(part.labels, features)
-        problem = TrainProblem(network, part.tape, learner._late_parameters(), features, train_loss)
+        loss_of_head = train_loss(covnet, part.labels, 3.0, features, 0.0)
+        problem = TrainProblem(network, part.tape, pseudo.parameters, features, loss_of_head)
 
         parameters = list(covnet.parameters())
         ours = jvp(problem, direction, parameters)

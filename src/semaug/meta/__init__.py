@@ -1,1 +1,17 @@
-"""Algorithm 1: pseudo, meta and real update, the meta-gradient engines, and the public learners."""
+"""Algorithm 1: pseudo, meta and real update, and the exact meta-gradient at a fraction of the cost.
+
+| module            | subject                                                                                |
+|-------------------|----------------------------------------------------------------------------------------|
+| `algorithm`       | Algorithm 1 and its pipelined order: read this beside the paper                         |
+| `executor`        | the passes: precision, micro-batches, sums over ranks                                  |
+| `losses`          | L_train and L_meta as functions of features and head                                   |
+| `gradient`        | the meta-gradient: choice of the engine                                                |
+| `jvp`             | the fast engine: one forward-mode pass                                                 |
+| `double_backward` | the reference engine: a second-order graph                                             |
+| `problem`         | what the engines differentiate                                                         |
+| `sensitivity`     | an optimiser's step as a function of the gradient                                      |
+| `updates`         | what passes from one update to the next                                                |
+| `diagnostics`     | metrics of a half step                                                                 |
+| `state`           | the learner's state in checkpoints                                                     |
+| `learner`         | the public classes `LearnableAugmentation` and `JointAugmentation`                     |
+"""

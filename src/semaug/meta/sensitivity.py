@@ -1,8 +1,9 @@
-"""One optimiser step as a function of the gradient, without touching the optimiser: the pseudo update's rule.
+"""One optimiser step as a function of the gradient, without touching the optimiser.
 
-The meta-gradient needs two things of the step ``θ̃ = u(θ, ∇L)``: where it goes, and its derivative ``∂θ̃/∂∇L``. The
-rules below act on each element by itself, so this derivative, the *sensitivity*, is one number per element, or one
-per parameter (for SGD: −lr, or −lr·(1 + momentum) with Nesterov; momentum and weight decay are constants).
+The pseudo update ``θ̃ = u(θ, ∇L)`` follows the rule of f's optimiser. The meta-gradient needs where it leads and its
+derivative ``∂θ̃/∂∇L``. The rules below act on each element by itself, so this derivative, the *sensitivity*, is one
+number per element, or one per parameter (for SGD: −lr, or −lr·(1 + momentum) with Nesterov; momentum buffer and weight
+decay are constants).
 """
 
 import warnings
@@ -13,26 +14,43 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-Step = tuple[Tensor, Tensor | float]
-"""The parameter after the step, and the derivative of the step in the gradient."""
+Sensitivity = Tensor | float
+"""The derivative of a step in the gradient, elementwise."""
+
+Step = tuple[Tensor, Sensitivity]
+"""The parameter after the step, and the sensitivity of the step."""
 
 
 @torch.no_grad()
 def pseudo_step(optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Step]:
-    """Where one step of `optimizer` would take each of its `parameters`, and how that depends on the gradient.
+    """Compute where one optimiser step would lead, and how that depends on the gradient.
 
-    SGD, Adam and AdamW follow their own rule, with their momentum and weight decay, also inside the wrappers of
-    Lightning and Accelerate. For every other optimiser the step is ``θ − lr·∇L``, said once in a warning. The
-    optimiser's state is read and not written.
+    SGD, Adam and AdamW follow their own rule, with momentum and weight decay, also inside the wrappers of Lightning and
+    Accelerate. For every other optimiser the step is ``θ − lr·∇L``, with a warning. The optimiser's state is only read.
+
+    Args:
+        optimizer: The optimiser.
+        parameters: Some of its parameters.
+        gradients: A gradient for each of them.
+
+    Returns:
+        The parameter after the step and the sensitivity, for each parameter.
     """
     return _by_group(optimizer, parameters, gradients, move=True)
 
 
 @torch.no_grad()
-def sensitivities(
-    optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor]
-) -> list[Tensor | float]:
-    """How one step of `optimizer` depends on the gradient: :func:`pseudo_step` without the step."""
+def sensitivities(optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Sensitivity]:
+    """Compute how one optimiser step depends on the gradient: :func:`pseudo_step` without the step.
+
+    Args:
+        optimizer: The optimiser.
+        parameters: Some of its parameters.
+        gradients: A gradient for each of them.
+
+    Returns:
+        The sensitivity for each parameter.
+    """
     return [slope for _, slope in _by_group(optimizer, parameters, gradients, move=False)]
 
 
@@ -42,11 +60,11 @@ def _by_group(
     optimizer = _unwrapped(optimizer)
     rule = _rule(optimizer)
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-    alike: dict[Any, list[int]] = {}  # parameters whose step is the same sum over tensors, taken at once
+    alike: dict[Any, list[int]] = {}  # parameters that take the same step, computed together
     for index, parameter in enumerate(parameters):
         state = optimizer.state.get(parameter, {})
         count = state.get("step")
-        if isinstance(count, Tensor):  # on a GPU, reading it would make the host wait
+        if isinstance(count, Tensor):  # reading it from a GPU would make the host wait
             count = index + 0.5 if count.is_cuda else float(count)
         key = (id(groups[parameter]), state.get("momentum_buffer") is None, count)
         alike.setdefault(key, []).append(index)

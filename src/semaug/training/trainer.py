@@ -30,8 +30,8 @@ from semaug.inference.evaluate import evaluate
 from semaug.inference.pictures import sample_pictures
 from semaug.inference.runs import FORMAT, Classifier, as_composite
 from semaug.isda.sources import CovNet
-from semaug.meta import reshard
-from semaug.meta.gradient import global_norm
+from semaug.meta.problem import global_norm
+from semaug.meta.state import gather_learner_state, take_rank_state
 from semaug.network.models import build_model, load_weights
 from semaug.training import checkpoints as checkpoint
 from semaug.training import methods
@@ -293,7 +293,7 @@ class _Run:
         """Put network, optimisers and random numbers in the state that :meth:`_content` gave; returns the rest."""
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
-        self.learner.load_state_dict(reshard.of_this_rank(content["learner"], self.config.micro_batch))
+        self.learner.load_state_dict(take_rank_state(content["learner"], self.config.micro_batch))
         if self.scaler is not None:
             self.scaler.load_state_dict(content["scaler"])
         if self.average is not None:
@@ -465,7 +465,7 @@ class _Run:
                 if not distributed.is_running():  # several would have to agree, and not all have as many chunks
                     self._stop_if_asked(state, state["within"]["step"])
                 inputs, truth = self.preprocessing.evaluation_input(next(pixels)), labels[part]
-                with self.learner._autocast():
+                with self.learner.executor._cast():
                     logits = model(inputs).float().cpu()
                 right = right + (logits.argmax(1) == truth).double().sum()
                 loss = loss + nn.functional.cross_entropy(logits, truth, reduction="none").double().sum()
@@ -487,7 +487,7 @@ class _Run:
             **state,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "learner": reshard.of_all_ranks(self.learner.state_dict()),
+            "learner": gather_learner_state(self.learner.state_dict()),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
             "random": random[0],

@@ -155,6 +155,15 @@ def summed_gradients(
     return [sums[place] for place in range(len(parameters))]
 
 
+def sum_gradients_(parameters: Sequence[Tensor]) -> None:
+    """Sum the ``.grad`` of parameters over all ranks, in place; one that is None stays None."""
+    if is_running():
+        owners = [parameter for parameter in parameters if parameter.grad is not None]
+        sums = sum_over_ranks([parameter.grad for parameter in owners if parameter.grad is not None])
+        for parameter, total in zip(owners, sums, strict=True):
+            parameter.grad = total
+
+
 @contextmanager
 def summing_(parameters: Sequence[Tensor]) -> Iterator[None]:
     """After a backward pass inside, the `.grad` of `parameters` are the sums of those of all ranks, or still None.

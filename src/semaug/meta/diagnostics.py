@@ -1,0 +1,86 @@
+"""Diagnostics of a half step: loss, accuracy, size and spread of Σ, and how far CovNet has moved."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from semaug.isda.covariance import Covariance
+from semaug.isda.loss import augmented_logits, isda_loss
+from semaug.meta.problem import global_norm
+from semaug.util import distributed
+
+Metrics = dict[str, Tensor]
+"""Diagnostics by name, each a tensor of one number on the training device."""
+
+
+class Diagnostics:
+    """Measures half steps.
+
+    Args:
+        parameters: The parameters of the source of Σ, whose drift from their present values is measured.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = parameters
+        self.initial = [parameter.detach().clone() for parameter in parameters]
+
+    @torch.no_grad()
+    def means(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        head: tuple[Tensor, Tensor | None],
+        loss: Tensor,
+        covariance: Covariance,
+        label_smoothing: float,
+    ) -> dict[str, Tensor]:
+        """Means over the samples of a micro-batch.
+
+        Args:
+            features: Features (N, D).
+            labels: Class indices (N,), or probabilities (N, C).
+            head: Weight (C, D) and bias (C,).
+            loss: L_train of the micro-batch.
+            covariance: Its Σ.
+            label_smoothing: Label smoothing of L_train.
+
+        Returns:
+            The means from which :meth:`summary` is computed.
+        """
+        plain = isda_loss(features, labels, *head, None, label_smoothing=label_smoothing, validate=False)
+        logits = augmented_logits(features, labels, *head, None, validate=False)
+        answers = labels.argmax(1) if labels.is_floating_point() else labels
+        variance = covariance.diagonal().double()
+        return {
+            "train_loss": loss,
+            "plain_loss": plain,
+            "accuracy": (logits.argmax(1) == answers).double().mean(),
+            "variance": variance.mean(0),
+            "variance_square": variance.square().mean(0),
+            "variance_std_dims": variance.std(1, correction=0).mean(),
+        }
+
+    @torch.no_grad()
+    def summary(self, means: dict[str, Tensor], dtype: torch.dtype) -> Metrics:
+        """The diagnostics of the half batch of all ranks.
+
+        Args:
+            means: This rank's part of the means over the half batch.
+            dtype: Type of the result.
+
+        Returns:
+            See :meth:`semaug.LearnableAugmentation.step`.
+        """
+        means = dict(zip(means, distributed.sum_over_ranks(list(means.values())), strict=True))
+        plain, variance, square = (means.pop(name) for name in ("plain_loss", "variance", "variance_square"))
+        metrics = {
+            **means,
+            "augmentation_share": 1 - plain / means["train_loss"].clamp_min(1e-12),
+            "variance_mean": variance.mean(),
+            "variance_std_samples": (square - variance.square()).clamp_min(0).sqrt().mean(),
+        }
+        if self.parameters:
+            moved = [parameter - start for parameter, start in zip(self.parameters, self.initial, strict=True)]
+            metrics["drift"] = global_norm(moved) / global_norm(self.initial)
+        return {name: value.to(dtype) for name, value in metrics.items()}

@@ -1,0 +1,34 @@
+"""The reference engine: a second-order graph through the late blocks."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from semaug.meta.problem import TrainProblem, gradients_in
+
+
+def double_backward(
+    problem: TrainProblem, direction: Mapping[str, Tensor], parameters: Sequence[Tensor]
+) -> list[Tensor]:
+    """Compute ``∂/∂θ_g ⟨∇L_train, d⟩`` by differentiating the inner product as it stands.
+
+    Args:
+        problem: L_train of one recorded pass.
+        direction: d, by the names of the late parameters.
+        parameters: The parameters θ_g.
+
+    Returns:
+        One gradient for each parameter.
+    """
+    point = {name: parameter.detach().requires_grad_() for name, parameter in problem.parameters.items()}
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+        features = problem.features_at(point).to(problem.features.dtype)
+        # The weight belongs here and not at the end: BatchNorm over all ranks mixes the losses of all ranks.
+        loss = problem.weight * problem.loss(features, *problem.network.head_parameters(point))
+        gradients = torch.autograd.grad(loss, list(point.values()), create_graph=True, materialize_grads=True)
+        along = torch.stack(
+            [(gradient * direction[name]).sum() for name, gradient in zip(point, gradients, strict=True)]
+        ).sum()
+        return gradients_in(along, parameters)

@@ -1,0 +1,452 @@
+"""The passes of a half step: losses and gradients over micro-batches, ranks and precisions.
+
+:mod:`semaug.meta.algorithm` says what is computed. This module computes it: under autocast and a gradient scaler, in
+micro-batches that save memory, and with sums over all ranks, such that several processes do what one would do on the
+whole batch.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from semaug.isda.loss import check_features, isda_loss
+from semaug.isda.precision import widened
+from semaug.isda.sources import Source
+from semaug.meta.diagnostics import Diagnostics, Metrics
+from semaug.meta.gradient import Engine, meta_gradient
+from semaug.meta.losses import meta_loss, train_loss, train_loss_along
+from semaug.meta.problem import TrainProblem, global_norm
+from semaug.meta.updates import HalfBatch, MetaLoss, MicroBatch, Update
+from semaug.network.network import Network
+from semaug.util import distributed
+
+__all__ = ["Executor", "Metrics", "PseudoUpdate"]
+
+PseudoUpdate = Literal["global", "local"]
+
+
+class Executor:
+    """Computes the losses and gradients of Algorithm 1 and applies the optimisers' steps.
+
+    Args:
+        network: The classifier f.
+        source: The source of Σ, g.
+        optimizer: Optimiser of f.
+        meta_optimizer: Optimiser of g; None if g has no parameters.
+        engine: How the meta-gradient is computed.
+        pseudo: ``"global"``: pseudo update and meta loss over all ranks; ``"local"``: each rank's own.
+        label_smoothing: Label smoothing of L_train.
+        clip_norm: Largest norm of f's gradient, or None.
+        micro_batch: Most images in one pass, or None for the whole half batch.
+        autocast: Precision of the backbone, or None for that of a `torch.autocast` around the step.
+        scaler: Gradient scaler for fp16, or None.
+        check_values: Whether to check features for NaN, for which the host waits.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        source: Source,
+        optimizer: Optimizer,
+        meta_optimizer: Optimizer | None,
+        *,
+        engine: Engine,
+        pseudo: PseudoUpdate,
+        label_smoothing: float,
+        clip_norm: float | None,
+        micro_batch: int | None,
+        autocast: torch.dtype | None,
+        scaler: GradScaler | None,
+        check_values: bool,
+    ) -> None:
+        self.network, self.source = network, source
+        self.optimizer, self.meta_optimizer = optimizer, meta_optimizer
+        self.engine, self.local = engine, pseudo == "local"
+        self.label_smoothing, self.clip_norm, self.micro_batch = label_smoothing, clip_norm, micro_batch
+        self.autocast, self.scaler, self.check_values = autocast, scaler, check_values
+        self.source_parameters = [parameter for parameter in source.parameters() if parameter.requires_grad]
+        self.diagnostics = Diagnostics(self.source_parameters)
+        self.record_passes = False  # whether passes record their operators, for a tangent pass to follow
+        self._surrounding: torch.dtype | None = None  # precision of a torch.autocast around the step
+
+    # -- precision ----------------------------------------------------------------------------------------------------
+
+    @property
+    def precision(self) -> torch.dtype | None:
+        """The precision of the backbone's passes; None for that of the parameters."""
+        return self.autocast or self._surrounding
+
+    @contextmanager
+    def inside_step(self, device: str) -> Iterator[None]:
+        """Adopt the precision of a `torch.autocast` around the step, and switch it off outside the passes.
+
+        Args:
+            device: Device type of the images.
+
+        Raises:
+            ValueError: If that precision is fp16 and there is no scaler.
+        """
+        self._surrounding = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        if self.precision == torch.float16 and self._surrounding is not None and self.scaler is None:
+            raise ValueError("autocast to fp16 around step() needs scaler=…, the GradScaler; or use bf16")
+        with torch.autocast(device, enabled=False):
+            yield
+
+    def _cast(self) -> AbstractContextManager[Any]:
+        if self.precision is None:
+            return nullcontext()
+        return torch.autocast(self.network.head.weight.device.type, self.precision)
+
+    def _scaled(self, value: Tensor) -> Tensor:
+        return value if self.scaler is None else self.scaler.scale(value)
+
+    def _unscaled(self, gradients: list[Tensor]) -> list[Tensor]:
+        if self.scaler is None or not gradients:
+            return gradients
+        return list(torch._foreach_div(gradients, self._scaled(torch.ones((), device=gradients[0].device))))
+
+    # -- half batches -------------------------------------------------------------------------------------------------
+
+    def cut(self, images: Tensor, labels: Tensor) -> tuple[HalfBatch, HalfBatch]:
+        """Cut a batch in two halves, and each half into micro-batches.
+
+        Every rank has as many micro-batches, since ranks may communicate in each of them. So with a `micro_batch` of 1
+        and halves of different sizes some micro-batches have two images.
+
+        Args:
+            images: This rank's images (N, 3, H, W).
+            labels: Their labels.
+
+        Returns:
+            The two halves.
+        """
+        halves = list(zip(images.tensor_split(2), labels.tensor_split(2), strict=True))
+        sizes_of_ranks = distributed.gather_numbers([len(own) for _, own in halves])
+        first, second = (
+            self._micro_batches(*half, sizes)
+            for half, sizes in zip(halves, zip(*sizes_of_ranks, strict=True), strict=True)
+        )
+        return first, second
+
+    def _micro_batches(self, images: Tensor, labels: Tensor, sizes: Sequence[int]) -> HalfBatch:
+        count, weight = images.shape[0], images.shape[0] / sum(sizes)
+        pieces = 1 if self.micro_batch is None else min(-(-max(sizes) // self.micro_batch), *sizes)
+        chunks = zip(images.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
+        return [MicroBatch(chunk, chunk_labels, len(chunk) / count, weight) for chunk, chunk_labels in chunks]
+
+    # -- parameters ---------------------------------------------------------------------------------------------------
+
+    @property
+    def learns_source(self) -> bool:
+        """Whether the source of Σ has parameters to learn."""
+        return bool(self.source_parameters)
+
+    def late_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of f that the optimiser owns and the pseudo update moves, by name."""
+        owned = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
+        return {name: parameter for name, parameter in self.network.late_parameters().items() if parameter in owned}
+
+    def _head(self) -> tuple[Tensor, Tensor | None]:
+        return self.network.head_parameters({})
+
+    # -- gradients of f -----------------------------------------------------------------------------------------------
+
+    def train_gradients(self, batch: HalfBatch, strength: float) -> tuple[list[Tensor], Tensor | float]:
+        """The gradient of L_train in the late parameters, with Σ a constant in the features.
+
+        Args:
+            batch: The half batch X.
+            strength: λ.
+
+        Returns:
+            The clipped gradients, and the factor by which they were clipped.
+        """
+        gradients, _ = self._gradients(
+            batch, self._detached_train_loss(strength), list(self.late_parameters().values()), self.local
+        )
+        return gradients, self._clip_(gradients)
+
+    def meta_loss(self, batch: HalfBatch) -> MetaLoss:
+        """L_meta at the present parameters, by the pass that the real update uses too.
+
+        Args:
+            batch: The half batch that serves as X_meta.
+
+        Returns:
+            The loss with its gradient in the late parameters.
+        """
+        late = self.late_parameters()
+
+        def loss(part: MicroBatch, features: Tensor) -> Tensor:
+            return meta_loss(features, part.labels, *self._head())
+
+        gradients, value = self._gradients(batch, loss, list(late.values()))
+        return MetaLoss(value, dict(zip(late, gradients, strict=True)))
+
+    @torch.enable_grad()
+    def meta_loss_at(self, point: Mapping[str, Tensor], batch: HalfBatch) -> MetaLoss:
+        """L_meta at other late parameters. Its graph is freed before this returns.
+
+        Args:
+            point: The late parameters ``θ̃_f``, by name.
+            batch: The half batch X_meta.
+
+        Returns:
+            The loss with its gradient in the late parameters.
+        """
+        point = {name: parameter.requires_grad_() for name, parameter in point.items()}
+        total: list[Tensor] | None = None
+        value = torch.zeros((), device=self.network.head.weight.device)
+        for part in batch:
+            with self._cast():
+                features, rest = self.network.forward_at(point, part.images, part.labels)
+            loss = meta_loss(features, part.labels, *self.network.head_parameters(point))
+            loss = part.share * (1.0 if self.local else part.weight) * (loss if rest is None else loss + rest)
+            total = self._add_gradients(total, loss, list(point.values()), retain=False)
+            value = value + loss.detach()
+        gradients = self._reduced(total or [], self.local)
+        return MetaLoss(value, dict(zip(point, gradients, strict=True)), batch[0].weight if self.local else None)
+
+    def real_backward(self, batch: HalfBatch, strength: float, detach: bool) -> tuple[Metrics, Tensor | float]:
+        """Write the gradient of L_train, with the present θ_g, into the parameters' ``.grad``.
+
+        Args:
+            batch: The half batch X.
+            strength: λ.
+            detach: Whether Σ is a constant in the features.
+
+        Returns:
+            The diagnostics, and the factor by which the gradient was clipped.
+        """
+        weight, bias = self._head()
+        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self.optimizer.zero_grad(set_to_none=True)
+        sums: dict[str, Tensor] = {}
+        for part in batch:
+            features = self._real_pass(part)
+            self._count(part, features)
+            if part.tape is not None and part.tape.late is not None:
+                part.tape.late.forget_outputs()  # the backward pass frees them
+            covariance = self.source(widened(features.detach() if detach else features), part.labels)
+            loss = isda_loss(
+                features, part.labels, weight, bias, covariance, strength,
+                label_smoothing=self.label_smoothing, validate=False,
+            )  # fmt: skip
+            share = part.share * part.weight
+            self._scaled(share * _with_rest(part, loss)).backward(inputs=trained)
+            part.features = widened(features.detach())
+            means = self.diagnostics.means(
+                part.features, part.labels, (weight, bias), loss.detach(), covariance, self.label_smoothing
+            )
+            if part.tape is not None and part.tape.rest is not None:
+                means["rest_loss"] = part.tape.rest.detach()
+                part.tape.rest = None
+            sums = {name: share * value.double() + sums.get(name, 0) for name, value in means.items()}
+        distributed.sum_gradients_(trained)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        clipping = self._clip_([parameter.grad for parameter in trained if parameter.grad is not None])
+        return self.diagnostics.summary(sums, widened(weight[:0]).dtype), clipping
+
+    def step_network(self) -> bool:
+        """Take one step of f's optimiser.
+
+        Returns:
+            Whether the step was taken; the scaler skips one that overflowed in fp16.
+        """
+        if self.scaler is None:
+            self.optimizer.step()
+            return True
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() >= scale
+
+    # -- gradients of g -----------------------------------------------------------------------------------------------
+
+    def source_gradients(
+        self, update: Update, direction: Mapping[str, Tensor], meta_loss: MetaLoss, detach: bool
+    ) -> list[Tensor]:
+        """``∂/∂θ_g ⟨∇L_train, d⟩``: the mixed derivative of L_train in θ_g and along a direction of θ_f.
+
+        Args:
+            update: The update of f that the meta loss is differentiated through.
+            direction: d, by the names of the late parameters.
+            meta_loss: The meta loss, which says how ranks are weighted.
+            detach: Whether Σ is a constant in the features, apart from θ_g.
+
+        Returns:
+            This rank's part of the gradients in the parameters of the source.
+        """
+        total: list[Tensor] | None = None
+        for part in update.batch:
+            assert part.features is not None and part.tape is not None  # noqa: PT018
+            features = widened(part.features.detach())
+            weight, bias = self.network.head_parameters(update.parameters)
+            head = weight.detach(), None if bias is None else bias.detach()
+            common = self.source, part.labels, update.strength
+            problem = TrainProblem(
+                self.network,
+                part.tape,
+                update.parameters,
+                features,
+                train_loss(*common, features if detach else None, self.label_smoothing),
+                update.precision,
+                train_loss_along(*common, features, head, detach, self.label_smoothing),
+                part.share * (part.weight if meta_loss.rank_weight is None else meta_loss.rank_weight),
+            )
+            total = _sum(total, meta_gradient(problem, direction, self.source_parameters, self.engine))
+        return total or []
+
+    def step_source(self, gradients: list[Tensor], meta_loss: MetaLoss) -> Metrics:
+        """Take one step of g's optimiser along the meta-gradient, summed over ranks.
+
+        Args:
+            gradients: This rank's part of the meta-gradient.
+            meta_loss: The meta loss.
+
+        Returns:
+            ``meta_loss`` and ``meta_gradient_norm``.
+        """
+        assert self.meta_optimizer is not None
+        value = meta_loss.value.detach() * (1.0 if meta_loss.rank_weight is None else meta_loss.rank_weight)
+        *gradients, value = distributed.sum_over_ranks([*gradients, value])
+        norm = global_norm(gradients)
+        self.meta_optimizer.zero_grad(set_to_none=True)
+        for parameter, gradient in zip(self.source_parameters, gradients, strict=True):
+            parameter.grad = self._scaled(gradient)
+        if self.scaler is None:
+            self.meta_optimizer.step()
+        else:  # the scaler skips a step whose gradient overflowed
+            self.scaler.unscale_(self.meta_optimizer)
+            self.scaler.step(self.meta_optimizer)
+        return {"meta_loss": value, "meta_gradient_norm": norm}
+
+    def joint_source_gradients(self, batch: HalfBatch, strength: float) -> list[Tensor]:
+        """The gradient of L_train itself in θ_g, for joint training.
+
+        Args:
+            batch: The half batch X.
+            strength: λ.
+
+        Returns:
+            The gradients in the parameters of the source; empty if it has none.
+        """
+        if not self.learns_source:
+            return []
+        return self._gradients(batch, self._detached_train_loss(strength), self.source_parameters)[0]
+
+    def apply_source_gradients(self, gradients: list[Tensor]) -> None:
+        """Take one step of g's optimiser along gradients that are already those of all ranks.
+
+        Args:
+            gradients: The gradients in the parameters of the source.
+        """
+        for parameter, gradient in zip(self.source_parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if self.meta_optimizer is not None:
+            self.meta_optimizer.step()
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def _first_pass(self, part: MicroBatch) -> Tensor:
+        """Features with a graph: that of the whole network, which is kept, or of a micro-batch that of the late part.
+
+        A micro-batch goes through the whole network in the real update, so that only one graph is held at a time.
+        """
+        if part.is_whole and part.features is not None:
+            return part.features
+        with self._cast():
+            if part.is_whole:
+                features, part.tape = self.network.forward(part.images, part.labels, record=self.record_passes)
+            else:
+                features, part.tape = self.network.forward_late(part.images, part.labels)
+        part.features = features if part.is_whole else features.detach()
+        if self.check_values:
+            check_features(features.detach())
+        return features
+
+    def _real_pass(self, part: MicroBatch) -> Tensor:
+        """Features with the graph of the whole network: the kept ones, or those of a pass with the same masks."""
+        if part.is_whole:
+            return self._first_pass(part)
+        repeated = part.tape is not None
+        with self._cast():
+            if part.tape is not None:
+                features, part.tape = self.network.forward_again(part.tape, part.labels)
+            else:
+                features, part.tape = self.network.forward(part.images, part.labels)
+        if self.check_values and not repeated:
+            check_features(features.detach())
+        return features
+
+    def _count(self, part: MicroBatch, features: Tensor) -> None:
+        """Show the features to the source's statistics, once."""
+        if not part.counted:
+            self.source.update(features.detach(), part.labels)
+            part.counted = True
+
+    def _detached_train_loss(self, strength: float) -> Callable[[MicroBatch, Tensor], Tensor]:
+        """L_train of a micro-batch with Σ a constant in the features."""
+
+        def loss(part: MicroBatch, features: Tensor) -> Tensor:
+            self._count(part, features)
+            compute = train_loss(self.source, part.labels, strength, features.detach(), self.label_smoothing)
+            return compute(features, *self._head())
+
+        return loss
+
+    def _gradients(
+        self,
+        batch: HalfBatch,
+        loss_of: Callable[[MicroBatch, Tensor], Tensor],
+        parameters: Sequence[Tensor],
+        local: bool = False,
+    ) -> tuple[list[Tensor], Tensor]:
+        """The gradient of a loss over all micro-batches and ranks, and this rank's part of its value.
+
+        With `local` the gradient is that of this rank's half batch alone.
+        """
+        total: list[Tensor] | None = None
+        value = torch.zeros((), device=self.network.head.weight.device)
+        for part in batch:
+            loss = _with_rest(part, loss_of(part, self._first_pass(part)))
+            loss = part.share * (1.0 if local else part.weight) * loss
+            total = self._add_gradients(total, loss, parameters)
+            value = value + loss.detach()
+            if not part.is_whole and part.tape is not None:
+                part.tape.rest = None  # it belongs to the graph of the late part, which is freed here
+        return self._reduced(total or [], local), value
+
+    def _add_gradients(
+        self, total: list[Tensor] | None, loss: Tensor, parameters: Sequence[Tensor], retain: bool = True
+    ) -> list[Tensor]:
+        """Add the gradient of a loss, multiplied by the loss scale, to `total`."""
+        scaled = self._scaled(loss)
+        return _sum(total, list(torch.autograd.grad(scaled, parameters, retain_graph=retain, materialize_grads=True)))
+
+    def _reduced(self, gradients: list[Tensor], local: bool) -> list[Tensor]:
+        """Gradients without the loss scale, summed over all ranks unless `local`."""
+        return self._unscaled(gradients if local else distributed.sum_over_ranks(gradients))
+
+    def _clip_(self, gradients: list[Tensor]) -> Tensor | float:
+        """Scale gradients in place to a norm of at most `clip_norm`; returns the factor."""
+        if self.clip_norm is None:
+            return 1.0
+        factor = (self.clip_norm / (global_norm(gradients) + 1e-6)).clamp_max(1.0)
+        torch._foreach_mul_(gradients, factor)
+        return factor
+
+
+def _with_rest(part: MicroBatch, loss: Tensor) -> Tensor:
+    """The head's loss plus, for a composite model, the rest of its loss."""
+    return loss if part.tape is None or part.tape.rest is None else loss + part.tape.rest
+
+
+def _sum(total: list[Tensor] | None, gradients: list[Tensor]) -> list[Tensor]:
+    return gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]

@@ -1,0 +1,158 @@
+"""The learner's state in checkpoints: of one rank, of all ranks together, and for another number of ranks.
+
+All of the state is the same on every rank except what the pipelined order keeps of the last half batch: each rank has
+its part of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from semaug.meta.updates import MicroBatch, Update
+from semaug.network.network import Tape
+from semaug.util import distributed
+
+State = dict[str, Any]
+
+
+def update_to_state(update: Update | None) -> State | None:
+    """Convert an update into plain values and tensors.
+
+    Args:
+        update: The last real update of the pipelined order, or None.
+
+    Returns:
+        A dictionary that `torch.save` writes and :func:`update_from_state` reads.
+    """
+    if update is None:
+        return None
+    parts = [{**vars(part), "tape": {**vars(part.tape), "late": None}} for part in update.batch]
+    values = {name: value for name, value in vars(update).items() if name != "batch"}
+    return {"parts": parts, **values}
+
+
+def update_from_state(state: State | None, device: torch.device) -> Update | None:
+    """Restore an update.
+
+    Args:
+        state: What :func:`update_to_state` returned, from any device.
+        device: Where the tensors are needed.
+
+    Returns:
+        The update, or None.
+    """
+    if state is None:
+        return None
+    values = pytree.tree_map_only(Tensor, lambda tensor: _copied(tensor, device), state)
+    parts = [MicroBatch(**{**part, "tape": Tape(**part["tape"])}) for part in values.pop("parts")]
+    return Update(parts, **values)
+
+
+def _copied(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on a device. Random-number states, which are bytes, stay where they are."""
+    return tensor if tensor.dtype == torch.uint8 else tensor.detach().to(device, copy=True)
+
+
+def gather_learner_state(state: Mapping[str, Any]) -> State:
+    """Combine the states of all ranks.
+
+    Args:
+        state: The ``state_dict()`` of this rank's learner.
+
+    Returns:
+        The state with the last half batch of all ranks, complete on rank 0 alone.
+    """
+    last = state["last_real"]
+    if last is None or not distributed.is_running():
+        return dict(state)
+    of_ranks = distributed.gather_objects([_on_cpu(part) for part in last["parts"]])
+    parts = [part for own in of_ranks for part in own]
+    return {**state, "last_real": {**last, "parts": parts, "parts_of_rank": [len(own) for own in of_ranks]}}
+
+
+def take_rank_state(state: Mapping[str, Any], micro_batch: int | None) -> State:
+    """Take this rank's part of a combined state.
+
+    With the same number of ranks each gets back the very micro-batches that it had. With another number the half batch
+    is put together and cut anew.
+
+    Args:
+        state: What :func:`gather_learner_state` returned on rank 0.
+        micro_batch: Most images in one pass, or None.
+
+    Returns:
+        A state for ``load_state_dict()`` of this rank's learner.
+    """
+    if state["last_real"] is None:
+        return dict(state)
+    last = dict(state["last_real"])
+    counts = last.pop("parts_of_rank", [len(last["parts"])])
+    if len(counts) == distributed.world_size():
+        first = sum(counts[: distributed.rank()])
+        last["parts"] = last["parts"][first : first + counts[distributed.rank()]]
+    else:
+        last["parts"] = _cut(_joined(last["parts"]), micro_batch)
+    return {**state, "last_real": last}
+
+
+def _on_cpu(part: State) -> State:
+    moved: State = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), part)
+    return moved
+
+
+def _rows_of(part: State) -> State:
+    """What a micro-batch holds for each image."""
+    outputs = {name: [output for output, _ in calls] for name, calls in part["tape"]["outputs"].items()}
+    rows = {name: part[name] for name in ("images", "labels", "features")}
+    return {**rows, "tape_images": part["tape"]["images"], "outputs": outputs}
+
+
+def _with_rows(part: State, rows: State, share: float, weight: float) -> State:
+    """A micro-batch with other rows and the random-number states that it had."""
+    rows = dict(rows)
+    outputs = {
+        name: [(output, random) for output, (_, random) in zip(rows["outputs"][name], calls, strict=True)]
+        for name, calls in part["tape"]["outputs"].items()
+    }
+    tape = {**part["tape"], "images": rows.pop("tape_images"), "outputs": outputs}
+    del rows["outputs"]
+    return {**part, **rows, "tape": tape, "share": share, "weight": weight}
+
+
+def _joined(parts: Sequence[State]) -> State:
+    """One micro-batch of the images of several, in their order."""
+    counts = [len(part["labels"]) for part in parts]
+    flattened = [pytree.tree_flatten(_rows_of(part)) for part in parts]
+    leaves = zip(*(leaves for leaves, _ in flattened), strict=True)
+    rows = pytree.tree_unflatten([_cat(list(leaf), counts) for leaf in leaves], flattened[0][1])
+    return _with_rows(parts[0], rows, share=1.0, weight=1.0)
+
+
+def _cat(tensors: list[Any], counts: Sequence[int]) -> Any:
+    """Tensors with a row for each image put together; of other values the first."""
+    if not all(_has_rows(tensor, count) for tensor, count in zip(tensors, counts, strict=True)):
+        return tensors[0]
+    if all(not any(tensor.stride()) for tensor in tensors):  # only its shape is stored
+        return tensors[0].flatten()[:1].expand(sum(counts), *tensors[0].shape[1:])
+    return torch.cat(tensors)
+
+
+def _has_rows(value: Any, count: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == count
+
+
+def _cut(part: State, micro_batch: int | None) -> list[State]:
+    """This rank's rows of a half batch, in as many micro-batches as every rank has."""
+    total = len(part["labels"])
+    own, ranks = distributed.rank_slice(total), distributed.world_size()
+    pieces = 1 if micro_batch is None else min(-(-total // (ranks * micro_batch)), total // ranks)
+    positions = torch.arange(total)[own]
+    parts = []
+    for piece in positions.tensor_split(pieces):
+        window = slice(int(piece[0]), int(piece[-1]) + 1)
+        rows = pytree.tree_map(lambda leaf, w=window: leaf[w] if _has_rows(leaf, total) else leaf, _rows_of(part))
+        parts.append(_with_rows(part, rows, len(piece) / len(positions), len(positions) / total))
+    return parts
