@@ -182,13 +182,14 @@ def predicted_bytes(case: ranks.Case, processes: int) -> tuple[float, float]:
 
 def test_what_is_sent_is_what_the_documented_model_says(found: list[dict[str, Any]]) -> None:
     worst = 0.0
-    for name, case in ranks.TRAFFIC.items():
+    cases = ranks.traffic_for(len(found))
+    for name, case in cases.items():
         model = predicted_bytes(case, len(found))
         for rank in found:
             for measured, predicted in zip(rank["traffic"][name], model, strict=True):
                 assert measured == pytest.approx(predicted, rel=0.05), name
                 worst = max(worst, abs(measured - predicted) / max(predicted, 1))
-    print(f"{len(ranks.TRAFFIC)} cases, {len(found)} processes: bytes differ from the model by at most {worst:.1%}")
+    print(f"{len(cases)} cases, {len(found)} processes: bytes differ from the model by at most {worst:.1%}")
 
 
 def test_the_shards_of_all_ranks_make_up_the_halves_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
