@@ -25,7 +25,7 @@ CASES = {
     "paper's order": ranks.Case(),
     "pipelined, clipped": ranks.Case(options={"order": "pipelined", "clip_norm": 0.3}),
     "BatchNorm over all ranks": ranks.Case("batch", options={"sync_batch_norm": True}, half_steps=4),
-    "class-wise statistics": ranks.Case(source="modulated", options={"order": "pipelined"}),
+    "class-wise statistics": ranks.Case(source="class-wise", options={"order": "pipelined"}),
     "micro-batches": ranks.Case(options={"micro_batch": 3}, half_steps=4),
     "small buckets": ranks.Case(options={"order": "pipelined"}, half_steps=4),
 }

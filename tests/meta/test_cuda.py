@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import rank_gpu
 import semaug
-from semaug.meta.gradient import global_norm
+from semaug.meta.problem import global_norm
 from semaug.network.network import Network
 from several import in_processes
 

@@ -4,6 +4,7 @@
 |-------------------|----------------------------------------------------------------------------------------|
 | `algorithm`       | Algorithm 1 and its pipelined order: read this beside the paper                         |
 | `executor`        | the passes: precision, micro-batches, sums over ranks                                  |
+| `precision`       | autocast and the gradient scaler                                                       |
 | `losses`          | L_train and L_meta as functions of features and head                                   |
 | `gradient`        | the meta-gradient: choice of the engine                                                |
 | `jvp`             | the fast engine: one forward-mode pass                                                 |

@@ -5,13 +5,11 @@ micro-batches that save memory, and with sums over all ranks, such that several 
 whole batch.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from semaug.isda.loss import check_features, isda_loss
@@ -20,6 +18,7 @@ from semaug.isda.sources import Source
 from semaug.meta.diagnostics import Diagnostics, Metrics
 from semaug.meta.gradient import Engine, meta_gradient
 from semaug.meta.losses import meta_loss, train_loss, train_loss_along
+from semaug.meta.precision import MixedPrecision
 from semaug.meta.problem import TrainProblem, global_norm
 from semaug.meta.updates import HalfBatch, MetaLoss, MicroBatch, Update
 from semaug.network.network import Network
@@ -43,8 +42,7 @@ class Executor:
         label_smoothing: Label smoothing of L_train.
         clip_norm: Largest norm of f's gradient, or None.
         micro_batch: Most images in one pass, or None for the whole half batch.
-        autocast: Precision of the backbone, or None for that of a `torch.autocast` around the step.
-        scaler: Gradient scaler for fp16, or None.
+        mixed: Precision of the passes, and the gradient scaler.
         check_values: Whether to check features for NaN, for which the host waits.
     """
 
@@ -60,55 +58,17 @@ class Executor:
         label_smoothing: float,
         clip_norm: float | None,
         micro_batch: int | None,
-        autocast: torch.dtype | None,
-        scaler: GradScaler | None,
+        mixed: MixedPrecision,
         check_values: bool,
     ) -> None:
         self.network, self.source = network, source
         self.optimizer, self.meta_optimizer = optimizer, meta_optimizer
         self.engine, self.local = engine, pseudo == "local"
         self.label_smoothing, self.clip_norm, self.micro_batch = label_smoothing, clip_norm, micro_batch
-        self.autocast, self.scaler, self.check_values = autocast, scaler, check_values
+        self.mixed, self.check_values = mixed, check_values
         self.source_parameters = [parameter for parameter in source.parameters() if parameter.requires_grad]
         self.diagnostics = Diagnostics(self.source_parameters)
         self.record_passes = False  # whether passes record their operators, for a tangent pass to follow
-        self._surrounding: torch.dtype | None = None  # precision of a torch.autocast around the step
-
-    # -- precision ----------------------------------------------------------------------------------------------------
-
-    @property
-    def precision(self) -> torch.dtype | None:
-        """The precision of the backbone's passes; None for that of the parameters."""
-        return self.autocast or self._surrounding
-
-    @contextmanager
-    def inside_step(self, device: str) -> Iterator[None]:
-        """Adopt the precision of a `torch.autocast` around the step, and switch it off outside the passes.
-
-        Args:
-            device: Device type of the images.
-
-        Raises:
-            ValueError: If that precision is fp16 and there is no scaler.
-        """
-        self._surrounding = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        if self.precision == torch.float16 and self._surrounding is not None and self.scaler is None:
-            raise ValueError("autocast to fp16 around step() needs scaler=…, the GradScaler; or use bf16")
-        with torch.autocast(device, enabled=False):
-            yield
-
-    def _cast(self) -> AbstractContextManager[Any]:
-        if self.precision is None:
-            return nullcontext()
-        return torch.autocast(self.network.head.weight.device.type, self.precision)
-
-    def _scaled(self, value: Tensor) -> Tensor:
-        return value if self.scaler is None else self.scaler.scale(value)
-
-    def _unscaled(self, gradients: list[Tensor]) -> list[Tensor]:
-        if self.scaler is None or not gradients:
-            return gradients
-        return list(torch._foreach_div(gradients, self._scaled(torch.ones((), device=gradients[0].device))))
 
     # -- half batches -------------------------------------------------------------------------------------------------
 
@@ -140,6 +100,11 @@ class Executor:
         return [MicroBatch(chunk, chunk_labels, len(chunk) / count, weight) for chunk, chunk_labels in chunks]
 
     # -- parameters ---------------------------------------------------------------------------------------------------
+
+    @property
+    def precision(self) -> torch.dtype | None:
+        """The precision of the backbone's passes; None for that of the parameters."""
+        return self.mixed.dtype
 
     @property
     def learns_source(self) -> bool:
@@ -203,7 +168,7 @@ class Executor:
         total: list[Tensor] | None = None
         value = torch.zeros((), device=self.network.head.weight.device)
         for part in batch:
-            with self._cast():
+            with self.mixed.cast():
                 features, rest = self.network.forward_at(point, part.images, part.labels)
             loss = meta_loss(features, part.labels, *self.network.head_parameters(point))
             loss = part.share * (1.0 if self.local else part.weight) * (loss if rest is None else loss + rest)
@@ -238,7 +203,7 @@ class Executor:
                 label_smoothing=self.label_smoothing, validate=False,
             )  # fmt: skip
             share = part.share * part.weight
-            self._scaled(share * _with_rest(part, loss)).backward(inputs=trained)
+            self.mixed.scaled(share * _with_rest(part, loss)).backward(inputs=trained)
             part.features = widened(features.detach())
             means = self.diagnostics.means(
                 part.features, part.labels, (weight, bias), loss.detach(), covariance, self.label_smoothing
@@ -248,8 +213,7 @@ class Executor:
                 part.tape.rest = None
             sums = {name: share * value.double() + sums.get(name, 0) for name, value in means.items()}
         distributed.sum_gradients_(trained)
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
+        self.mixed.unscale_(self.optimizer)
         clipping = self._clip_([parameter.grad for parameter in trained if parameter.grad is not None])
         return self.diagnostics.summary(sums, widened(weight[:0]).dtype), clipping
 
@@ -259,13 +223,7 @@ class Executor:
         Returns:
             Whether the step was taken; the scaler skips one that overflowed in fp16.
         """
-        if self.scaler is None:
-            self.optimizer.step()
-            return True
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        return self.scaler.get_scale() >= scale
+        return self.mixed.step(self.optimizer, update=True)
 
     # -- gradients of g -----------------------------------------------------------------------------------------------
 
@@ -319,12 +277,9 @@ class Executor:
         norm = global_norm(gradients)
         self.meta_optimizer.zero_grad(set_to_none=True)
         for parameter, gradient in zip(self.source_parameters, gradients, strict=True):
-            parameter.grad = self._scaled(gradient)
-        if self.scaler is None:
-            self.meta_optimizer.step()
-        else:  # the scaler skips a step whose gradient overflowed
-            self.scaler.unscale_(self.meta_optimizer)
-            self.scaler.step(self.meta_optimizer)
+            parameter.grad = self.mixed.scaled(gradient)
+        self.mixed.unscale_(self.meta_optimizer)
+        self.mixed.step(self.meta_optimizer)
         return {"meta_loss": value, "meta_gradient_norm": norm}
 
     def joint_source_gradients(self, batch: HalfBatch, strength: float) -> list[Tensor]:
@@ -361,7 +316,7 @@ class Executor:
         """
         if part.is_whole and part.features is not None:
             return part.features
-        with self._cast():
+        with self.mixed.cast():
             if part.is_whole:
                 features, part.tape = self.network.forward(part.images, part.labels, record=self.record_passes)
             else:
@@ -376,7 +331,7 @@ class Executor:
         if part.is_whole:
             return self._first_pass(part)
         repeated = part.tape is not None
-        with self._cast():
+        with self.mixed.cast():
             if part.tape is not None:
                 features, part.tape = self.network.forward_again(part.tape, part.labels)
             else:
@@ -427,12 +382,12 @@ class Executor:
         self, total: list[Tensor] | None, loss: Tensor, parameters: Sequence[Tensor], retain: bool = True
     ) -> list[Tensor]:
         """Add the gradient of a loss, multiplied by the loss scale, to `total`."""
-        scaled = self._scaled(loss)
+        scaled = self.mixed.scaled(loss)
         return _sum(total, list(torch.autograd.grad(scaled, parameters, retain_graph=retain, materialize_grads=True)))
 
     def _reduced(self, gradients: list[Tensor], local: bool) -> list[Tensor]:
         """Gradients without the loss scale, summed over all ranks unless `local`."""
-        return self._unscaled(gradients if local else distributed.sum_over_ranks(gradients))
+        return self.mixed.unscaled(gradients if local else distributed.sum_over_ranks(gradients))
 
     def _clip_(self, gradients: list[Tensor]) -> Tensor | float:
         """Scale gradients in place to a norm of at most `clip_norm`; returns the factor."""

@@ -15,6 +15,7 @@ from semaug.meta.algorithm import Algorithm1, JointTraining, Order
 from semaug.meta.diagnostics import Metrics
 from semaug.meta.executor import Executor, PseudoUpdate
 from semaug.meta.gradient import Engine
+from semaug.meta.precision import MixedPrecision
 from semaug.meta.state import update_from_state, update_to_state
 from semaug.network.network import Network
 from semaug.util import distributed
@@ -120,8 +121,7 @@ class LearnableAugmentation:
             label_smoothing=label_smoothing,
             clip_norm=clip_norm,
             micro_batch=micro_batch,
-            autocast=autocast,
-            scaler=scaler,
+            mixed=MixedPrecision(self.network.head.weight.device.type, autocast, scaler),
             check_values=check_values,
         )
         initial = strength_at(1, 1, strength, strength_power)
@@ -140,7 +140,7 @@ class LearnableAugmentation:
     @property
     def scaler(self) -> GradScaler | None:
         """The gradient scaler, if there is one."""
-        return self.executor.scaler
+        return self.executor.mixed.scaler
 
     @property
     def check_values(self) -> bool:
@@ -179,7 +179,7 @@ class LearnableAugmentation:
         Raises:
             ValueError: If the batch is too small, or labels or features hold values that cannot be right.
         """
-        with self.executor.inside_step(images.device.type):
+        with self.executor.mixed.inside_step():
             self._check(images, labels)
             self.network.prepare(images)
             first, second = self.executor.cut(images, labels)

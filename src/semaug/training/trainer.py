@@ -465,7 +465,7 @@ class _Run:
                 if not distributed.is_running():  # several would have to agree, and not all have as many chunks
                     self._stop_if_asked(state, state["within"]["step"])
                 inputs, truth = self.preprocessing.evaluation_input(next(pixels)), labels[part]
-                with self.learner.executor._cast():
+                with self.learner.executor.mixed.cast():
                     logits = model(inputs).float().cpu()
                 right = right + (logits.argmax(1) == truth).double().sum()
                 loss = loss + nn.functional.cross_entropy(logits, truth, reduction="none").double().sum()
