@@ -55,7 +55,7 @@ def main(mode: str) -> None:
         of_metrics = max(abs(metrics[key] - value) for key, value in alone[name][1].items())
         sent = distributed.traffic
         assert sent.reduced > 0
-        assert (sent.gathered > 0) == (case.source == "modulated")
+        assert (sent.gathered > 0) == (case.source == "class-wise")
         worst = max(worst, error)
         if distributed.is_rank_zero():
             print(
