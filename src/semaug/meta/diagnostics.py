@@ -63,15 +63,7 @@ class Diagnostics:
 
     @torch.no_grad()
     def summary(self, means: dict[str, Tensor], dtype: torch.dtype) -> Metrics:
-        """The diagnostics of the half batch of all ranks.
-
-        Args:
-            means: This rank's part of the means over the half batch.
-            dtype: Type of the result.
-
-        Returns:
-            See :meth:`semaug.LearnableAugmentation.step`.
-        """
+        """The diagnostics of the half batch of all ranks."""
         means = dict(zip(means, distributed.sum_over_ranks(list(means.values())), strict=True))
         plain, variance, square = (means.pop(name) for name in ("plain_loss", "variance", "variance_square"))
         metrics = {

@@ -12,16 +12,7 @@ from semaug.meta.problem import TrainProblem, gradients_in
 def double_backward(
     problem: TrainProblem, direction: Mapping[str, Tensor], parameters: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Compute ``∂/∂θ_g ⟨∇L_train, d⟩`` by differentiating the inner product as it stands.
-
-    Args:
-        problem: L_train of one recorded pass.
-        direction: d, by the names of the late parameters.
-        parameters: The parameters θ_g.
-
-    Returns:
-        One gradient for each parameter.
-    """
+    """Compute ``∂/∂θ_g ⟨∇L_train, d⟩`` by differentiating the inner product as it stands."""
     point = {name: parameter.detach().requires_grad_() for name, parameter in problem.parameters.items()}
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         features = problem.features_at(point).to(problem.features.dtype)

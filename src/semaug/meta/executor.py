@@ -77,13 +77,6 @@ class Executor:
 
         Every rank has as many micro-batches, since ranks may communicate in each of them. So with a `micro_batch` of 1
         and halves of different sizes some micro-batches have two images.
-
-        Args:
-            images: This rank's images (N, 3, H, W).
-            labels: Their labels.
-
-        Returns:
-            The two halves.
         """
         halves = list(zip(images.tensor_split(2), labels.tensor_split(2), strict=True))
         sizes_of_ranks = distributed.gather_numbers([len(own) for _, own in halves])
@@ -122,29 +115,14 @@ class Executor:
     # -- gradients of f -----------------------------------------------------------------------------------------------
 
     def train_gradients(self, batch: HalfBatch, strength: float) -> tuple[list[Tensor], Tensor | float]:
-        """The gradient of L_train in the late parameters, with Σ a constant in the features.
-
-        Args:
-            batch: The half batch X.
-            strength: λ.
-
-        Returns:
-            The clipped gradients, and the factor by which they were clipped.
-        """
+        """The gradient of L_train in the late parameters, with Σ a constant in the features."""
         gradients, _ = self._gradients(
             batch, self._detached_train_loss(strength), list(self.late_parameters().values()), self.local
         )
         return gradients, self._clip_(gradients)
 
     def meta_loss(self, batch: HalfBatch) -> MetaLoss:
-        """L_meta at the present parameters, by the pass that the real update uses too.
-
-        Args:
-            batch: The half batch that serves as X_meta.
-
-        Returns:
-            The loss with its gradient in the late parameters.
-        """
+        """L_meta at the present parameters, by the pass that the real update uses too."""
         late = self.late_parameters()
 
         def loss(part: MicroBatch, features: Tensor) -> Tensor:
@@ -155,15 +133,7 @@ class Executor:
 
     @torch.enable_grad()
     def meta_loss_at(self, point: Mapping[str, Tensor], batch: HalfBatch) -> MetaLoss:
-        """L_meta at other late parameters. Its graph is freed before this returns.
-
-        Args:
-            point: The late parameters ``θ̃_f``, by name.
-            batch: The half batch X_meta.
-
-        Returns:
-            The loss with its gradient in the late parameters.
-        """
+        """L_meta at other late parameters. Its graph is freed before this returns."""
         point = {name: parameter.requires_grad_() for name, parameter in point.items()}
         total: list[Tensor] | None = None
         value = torch.zeros((), device=self.network.head.weight.device)
@@ -178,16 +148,7 @@ class Executor:
         return MetaLoss(value, dict(zip(point, gradients, strict=True)), batch[0].weight if self.local else None)
 
     def real_backward(self, batch: HalfBatch, strength: float, detach: bool) -> tuple[Metrics, Tensor | float]:
-        """Write the gradient of L_train, with the present θ_g, into the parameters' ``.grad``.
-
-        Args:
-            batch: The half batch X.
-            strength: λ.
-            detach: Whether Σ is a constant in the features.
-
-        Returns:
-            The diagnostics, and the factor by which the gradient was clipped.
-        """
+        """Write the gradient of L_train, with the present θ_g, into the parameters' ``.grad``."""
         weight, bias = self._head()
         trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         self.optimizer.zero_grad(set_to_none=True)
@@ -218,11 +179,7 @@ class Executor:
         return self.diagnostics.summary(sums, widened(weight[:0]).dtype), clipping
 
     def step_network(self) -> bool:
-        """Take one step of f's optimiser.
-
-        Returns:
-            Whether the step was taken; the scaler skips one that overflowed in fp16.
-        """
+        """Take one step of f's optimiser."""
         return self.mixed.step(self.optimizer, update=True)
 
     # -- gradients of g -----------------------------------------------------------------------------------------------
@@ -262,15 +219,7 @@ class Executor:
         return total or []
 
     def step_source(self, gradients: list[Tensor], meta_loss: MetaLoss) -> Metrics:
-        """Take one step of g's optimiser along the meta-gradient, summed over ranks.
-
-        Args:
-            gradients: This rank's part of the meta-gradient.
-            meta_loss: The meta loss.
-
-        Returns:
-            ``meta_loss`` and ``meta_gradient_norm``.
-        """
+        """Take one step of g's optimiser along the meta-gradient, summed over ranks."""
         assert self.meta_optimizer is not None
         value = meta_loss.value.detach() * (1.0 if meta_loss.rank_weight is None else meta_loss.rank_weight)
         *gradients, value = distributed.sum_over_ranks([*gradients, value])
@@ -283,25 +232,13 @@ class Executor:
         return {"meta_loss": value, "meta_gradient_norm": norm}
 
     def joint_source_gradients(self, batch: HalfBatch, strength: float) -> list[Tensor]:
-        """The gradient of L_train itself in θ_g, for joint training.
-
-        Args:
-            batch: The half batch X.
-            strength: λ.
-
-        Returns:
-            The gradients in the parameters of the source; empty if it has none.
-        """
+        """The gradient of L_train itself in θ_g, for joint training."""
         if not self.learns_source:
             return []
         return self._gradients(batch, self._detached_train_loss(strength), self.source_parameters)[0]
 
     def apply_source_gradients(self, gradients: list[Tensor]) -> None:
-        """Take one step of g's optimiser along gradients that are already those of all ranks.
-
-        Args:
-            gradients: The gradients in the parameters of the source.
-        """
+        """Take one step of g's optimiser along gradients that are already those of all ranks."""
         for parameter, gradient in zip(self.source_parameters, gradients, strict=True):
             parameter.grad = gradient
         if self.meta_optimizer is not None:

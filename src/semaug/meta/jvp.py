@@ -21,20 +21,7 @@ from semaug.network.tangents import TangentRules
 
 
 def jvp(problem: TrainProblem, direction: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Compute ``∂/∂θ_g ⟨∇L_train, d⟩`` without a second-order graph.
-
-    Args:
-        problem: L_train of one recorded pass.
-        direction: d, by the names of the late parameters.
-        parameters: The parameters θ_g.
-
-    Returns:
-        One gradient for each parameter.
-
-    Raises:
-        NotImplementedError: If an operator of the network has no forward-mode formula.
-        RuntimeError: If the network drops its tangent.
-    """
+    """Compute ``∂/∂θ_g ⟨∇L_train, d⟩`` without a second-order graph."""
     weight, bias = problem.network.head_parameters(problem.parameters)
     head = [weight] if bias is None else [weight, bias]
     d_head = [

@@ -30,11 +30,7 @@ class MixedPrecision:
 
     @contextmanager
     def inside_step(self) -> Iterator[None]:
-        """Adopt the precision of a `torch.autocast` around the step, and switch it off outside the passes.
-
-        Raises:
-            ValueError: If that precision is fp16 and there is no scaler.
-        """
+        """Adopt the precision of a `torch.autocast` around the step, and switch it off outside the passes."""
         enabled = torch.is_autocast_enabled(self.device)
         self._surrounding = torch.get_autocast_dtype(self.device) if enabled else None
         if self.dtype == torch.float16 and self._surrounding is not None and self.scaler is None:
@@ -62,15 +58,7 @@ class MixedPrecision:
             self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer, update: bool = False) -> bool:
-        """Take one step of an optimiser whose gradients are unscaled.
-
-        Args:
-            optimizer: The optimiser.
-            update: Whether to update the loss scale afterwards.
-
-        Returns:
-            Whether the step was taken, if the scale was updated: the scaler skips a step whose gradient overflowed.
-        """
+        """Take one step of an optimiser whose gradients are unscaled."""
         if self.scaler is None:
             optimizer.step()
             return True

@@ -36,14 +36,7 @@ class TrainProblem:
     weight: float = 1.0
 
     def features_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Repeat the late part of the pass at other parameters.
-
-        Args:
-            parameters: Late parameters by name.
-
-        Returns:
-            Features (N, D).
-        """
+        """Repeat the late part of the pass at other parameters."""
         device = self.features.device.type
         # A cached half-precision copy of a weight would lose its tangent or belong to another graph.
         cast = torch.autocast(device, self.autocast, cache_enabled=False) if self.autocast else nullcontext()
@@ -56,26 +49,11 @@ class TrainProblem:
 
 
 def gradients_in(value: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Differentiate a number; parameters that it does not depend on get zeros.
-
-    Args:
-        value: A tensor of one number.
-        parameters: Tensors to differentiate in.
-
-    Returns:
-        One gradient for each parameter.
-    """
+    """Differentiate a number; parameters that it does not depend on get zeros."""
     return list(torch.autograd.grad(value, parameters, materialize_grads=True))
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The Euclidean norm of all elements of several tensors.
-
-    Args:
-        tensors: Tensors of any shapes.
-
-    Returns:
-        The norm, a tensor of one number.
-    """
+    """The Euclidean norm of all elements of several tensors."""
     norms = torch._foreach_norm([tensor.detach() for tensor in tensors])
     return torch.stack(norms).square().sum().sqrt()

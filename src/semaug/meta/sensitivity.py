@@ -27,30 +27,13 @@ def pseudo_step(optimizer: Optimizer, parameters: Sequence[Tensor], gradients: S
 
     SGD, Adam and AdamW follow their own rule, with momentum and weight decay, also inside the wrappers of Lightning and
     Accelerate. For every other optimiser the step is ``θ − lr·∇L``, with a warning. The optimiser's state is only read.
-
-    Args:
-        optimizer: The optimiser.
-        parameters: Some of its parameters.
-        gradients: A gradient for each of them.
-
-    Returns:
-        The parameter after the step and the sensitivity, for each parameter.
     """
     return _by_group(optimizer, parameters, gradients, move=True)
 
 
 @torch.no_grad()
 def sensitivities(optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Sensitivity]:
-    """Compute how one optimiser step depends on the gradient: :func:`pseudo_step` without the step.
-
-    Args:
-        optimizer: The optimiser.
-        parameters: Some of its parameters.
-        gradients: A gradient for each of them.
-
-    Returns:
-        The sensitivity for each parameter.
-    """
+    """Compute how one optimiser step depends on the gradient: :func:`pseudo_step` without the step."""
     return [slope for _, slope in _by_group(optimizer, parameters, gradients, move=False)]
 
 

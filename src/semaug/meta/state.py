@@ -19,14 +19,7 @@ State = dict[str, Any]
 
 
 def update_to_state(update: Update | None) -> State | None:
-    """Convert an update into plain values and tensors.
-
-    Args:
-        update: The last real update of the pipelined order, or None.
-
-    Returns:
-        A dictionary that `torch.save` writes and :func:`update_from_state` reads.
-    """
+    """Convert an update into plain values and tensors."""
     if update is None:
         return None
     parts = [{**vars(part), "tape": {**vars(part.tape), "late": None}} for part in update.batch]
@@ -35,15 +28,7 @@ def update_to_state(update: Update | None) -> State | None:
 
 
 def update_from_state(state: State | None, device: torch.device) -> Update | None:
-    """Restore an update.
-
-    Args:
-        state: What :func:`update_to_state` returned, from any device.
-        device: Where the tensors are needed.
-
-    Returns:
-        The update, or None.
-    """
+    """Restore an update."""
     if state is None:
         return None
     values = pytree.tree_map_only(Tensor, lambda tensor: _copied(tensor, device), state)
@@ -57,14 +42,7 @@ def _copied(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def gather_learner_state(state: Mapping[str, Any]) -> State:
-    """Combine the states of all ranks.
-
-    Args:
-        state: The ``state_dict()`` of this rank's learner.
-
-    Returns:
-        The state with the last half batch of all ranks, complete on rank 0 alone.
-    """
+    """Combine the states of all ranks."""
     last = state["last_real"]
     if last is None or not distributed.is_running():
         return dict(state)
@@ -78,13 +56,6 @@ def take_rank_state(state: Mapping[str, Any], micro_batch: int | None) -> State:
 
     With the same number of ranks each gets back the very micro-batches that it had. With another number the half batch
     is put together and cut anew.
-
-    Args:
-        state: What :func:`gather_learner_state` returned on rank 0.
-        micro_batch: Most images in one pass, or None.
-
-    Returns:
-        A state for ``load_state_dict()`` of this rank's learner.
     """
     if state["last_real"] is None:
         return dict(state)
