@@ -8,7 +8,8 @@ from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from semaug.network.tangents import Record, Recorder, TangentRules
+from semaug.network.recording import OperatorRecord, OperatorRecorder
+from semaug.network.tangents import TangentRules
 
 Function = Callable[..., Tensor]
 
@@ -35,7 +36,7 @@ def torchs(function: Function, tensors: list[Tensor], moving: list[bool]) -> tup
 
 
 def ours(
-    function: Function, tensors: list[Tensor], moving: list[bool], record: Record | None = None
+    function: Function, tensors: list[Tensor], moving: list[bool], record: OperatorRecord | None = None
 ) -> tuple[Tensor, Tensor]:
     with torch.no_grad(), dual_level(), sdpa_kernel(SDPBackend.MATH):
         inputs = duals(tensors, moving)
@@ -45,11 +46,11 @@ def ours(
         return primal.clone(), tangent.clone()
 
 
-def recorded(function: Function, tensors: list[Tensor]) -> tuple[Tensor, Record]:
+def recorded(function: Function, tensors: list[Tensor]) -> tuple[Tensor, OperatorRecord]:
     """The output with its graph, which keeps the recorded tensors, and the record."""
-    record = Record()
+    record = OperatorRecord()
     inputs = [tensor.clone().requires_grad_() for tensor in tensors]
-    with Recorder(record):
+    with OperatorRecorder(record):
         output = function(*inputs)
     return output, record
 

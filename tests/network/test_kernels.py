@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from duals import ACTIVATIONS, Function, assert_same, numbers, ours, recorded, torchs
 from semaug.network import kernels
-from semaug.network.tangents import Record
+from semaug.network.recording import OperatorRecord
 
 needs_triton = pytest.mark.skipif(kernels.triton is None, reason="this build of torch comes without Triton")
 
@@ -21,7 +21,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 
 def through(
-    function: Function, tensors: list[Tensor], moving: list[bool], device: torch.device, record: Record | None = None
+    function: Function, tensors: list[Tensor], moving: list[bool], device: torch.device, record: OperatorRecord | None = None
 ) -> tuple[Tensor, Tensor]:
     primal, tangent = ours(function, [tensor.to(device) for tensor in tensors], moving, record)
     return primal.cpu(), tangent.cpu()
@@ -51,7 +51,7 @@ def test_batch_norm_kernel(
     inputs = [x, *parameters]
     exact = torchs(normalise, [tensor.double() for tensor in inputs], [True] * 3)
     _, record = recorded(normalise, [tensor.to(device) for tensor in inputs])
-    record.forget_outputs()
+    record.release_outputs()
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
     for found in (
         through(normalise, inputs, [True] * 3, device),

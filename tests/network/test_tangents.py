@@ -13,7 +13,8 @@ from torch.autograd.forward_ad import dual_level, make_dual
 from torch.nn import functional as F
 
 from duals import ACTIVATIONS, Function, assert_same, numbers, ours, recorded, torchs
-from semaug.network.tangents import CLAMPABLE, KEPT, Record, Recorder, TangentRules
+from semaug.network.recording import FUSED, STORED, OperatorRecord, OperatorRecorder
+from semaug.network.tangents import TangentRules
 
 
 def which(count: int) -> st.SearchStrategy[list[bool]]:
@@ -74,7 +75,7 @@ def test_batch_norm_and_what_follows_it(
     expected = torchs(normalise, tensors, moving)
     kept = recorded(normalise, tensors) if record != "none" else None
     if kept is not None and record == "structure":
-        kept[1].forget_outputs()
+        kept[1].release_outputs()
     assert_same(ours(normalise, tensors, moving, kept and kept[1]), expected)
 
 
@@ -149,26 +150,26 @@ def test_whole_networks(name: str, record: str) -> None:
     expected = torchs(network, tensors, moving)
     kept = recorded(network, tensors) if record != "none" else None
     if kept is not None and record == "structure":
-        kept[1].forget_outputs()
+        kept[1].release_outputs()
     assert_same(ours(network, tensors, moving, kept and kept[1]), expected, 1e-9)
 
 
 def test_every_kept_operator_is_worth_keeping() -> None:
     """What a ResNet's record holds is held by its graph too: the record adds next to nothing."""
     model = torchvision.models.resnet18(num_classes=5).train()
-    record, held = Record(), set()
+    record, held = OperatorRecord(), set()
 
     def pack(tensor: Tensor) -> Tensor:
         held.add(tensor.untyped_storage().data_ptr())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), Recorder(record):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), OperatorRecorder(record):
         output = model(torch.randn(2, 3, 32, 32))
     kept = [call.output for call in record.calls if call.output is not None]
     extra = [tensor for tensor in kept if tensor.untyped_storage().data_ptr() not in held]
     assert len(kept) >= 30
     assert [tuple(tensor.shape) for tensor in extra] == [tuple(output.shape)]
-    assert {call.function for call in record.calls} <= {*KEPT, *CLAMPABLE}
+    assert {call.function for call in record.calls} <= {*STORED, *FUSED}
 
 
 def test_arguments_by_name_and_parts_with_gradients_keep_the_record_in_step() -> None:

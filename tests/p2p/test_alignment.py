@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semaug.p2p.alignment import PartAlignment, normalised_gram, reordered
+from semaug.p2p.alignment import PartAlignment, _normalised_gram, reordered
 
 seeds = st.integers(0, 10**6)
 
@@ -83,9 +83,9 @@ def test_asking_for_the_order_moves_nothing():
 
 
 def test_features_of_zero_have_a_gram_matrix_of_zero():
-    assert torch.equal(normalised_gram(torch.zeros(2, 4, 3)), torch.zeros(2, 4, 4))
+    assert torch.equal(_normalised_gram(torch.zeros(2, 4, 3)), torch.zeros(2, 4, 4))
 
 
 def test_too_many_parts_are_refused():
-    with pytest.raises(ValueError, match="parts must lie in 2 … 6, not 7"):
+    with pytest.raises(ValueError, match="parts must be in 2 … 6, not 7"):
         PartAlignment(7, 3)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, softmax
 from torch.nn import functional as F
 
-from semaug.p2p import alignment_loss, confident_cross_entropy, ranking_loss
-from semaug.p2p.losses import part_losses
+from semaug.p2p.losses import alignment_loss, confident_cross_entropy, part_losses, ranking_loss
 
 
 @pytest.mark.parametrize("confidence", [0.7, 0.8, 0.9, 1.0])
@@ -31,7 +30,7 @@ def test_soft_labels_may_be_given():
 
 @pytest.mark.parametrize(("confidence", "classes"), [(1.1, 5), (0.1, 5), (1.0, 1)])
 def test_impossible_confidences_are_refused(confidence, classes):
-    with pytest.raises(ValueError, match="confidence must lie in"):
+    with pytest.raises(ValueError, match="confidence must be in"):
         confident_cross_entropy(torch.randn(2, classes), torch.zeros(2, dtype=torch.int64), confidence)
 
 

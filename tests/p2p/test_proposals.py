@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torchvision.ops import nms
 
-from semaug.p2p import ProposalNet, anchors, crop_parts, select_parts
+from semaug.p2p.proposals import ProposalNet, anchors, crop_parts, select_parts
 
 
 def by_hand(side, map_side):

@@ -157,7 +157,7 @@ class Executor:
             features = self._real_pass(part)
             self._count(part, features)
             if part.tape is not None and part.tape.late is not None:
-                part.tape.late.forget_outputs()  # the backward pass frees them
+                part.tape.late.release_outputs()  # the backward pass frees them
             covariance = self.source(widened(features.detach() if detach else features), part.labels)
             loss = isda_loss(
                 features, part.labels, weight, bias, covariance, strength,

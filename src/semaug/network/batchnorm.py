@@ -1,11 +1,8 @@
 """BatchNorm over the images of all ranks, in any network, with every derivative.
 
-Mean and variance are sums over ranks, and such a sum is an operator whose derivatives are sums over ranks again. What
-is built from it can therefore be differentiated in reverse mode, twice and in forward mode, and is exact in each,
-however uneven the ranks' batches are. (torch's SyncBatchNorm has neither a second derivative nor a forward mode.)
-
-The networks are left as they are: :class:`OverRanks` is a mode in which `F.batch_norm`, by whichever module it is
-called, means this one.
+Mean and variance are sums over ranks, and the derivatives of such a sum are sums over ranks again. The result is exact
+in reverse mode, in forward mode and in second derivatives, however uneven the ranks' batches are. (torch's
+SyncBatchNorm has neither a second derivative nor a forward mode.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +18,8 @@ from semaug.isda.precision import widened
 from semaug.util import distributed
 
 
-class OverRanks(TorchFunctionMode):
-    """Inside, BatchNorm in training mode normalises by the mean and variance over the batches of all ranks."""
+class BatchNormOverRanks(TorchFunctionMode):
+    """Mode in which `F.batch_norm`, called by any module, is :func:`batch_norm`; the network itself is unchanged."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -40,17 +37,17 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """`F.batch_norm`, with mean and variance of the batches of all ranks in training mode."""
+    """`F.batch_norm`, with the same arguments; in training mode the statistics are those of all ranks' batches."""
     if not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     x = widened(input)
     shape = (1, -1, *[1] * (x.ndim - 2))
     dims = [dim for dim in range(x.ndim) if dim != 1]
-    sums = _Sum.apply(torch.cat([x.sum(dims), x.new_full((1,), x.numel() / x.shape[1])]))
+    sums = _SumOverRanks.apply(torch.cat([x.sum(dims), x.new_full((1,), x.numel() / x.shape[1])]))
     count = sums[-1].detach()
     mean = sums[:-1] / count
     centred = x - mean.view(shape)
-    variance = _Sum.apply(centred.square().sum(dims)) / count
+    variance = _SumOverRanks.apply(centred.square().sum(dims)) / count
     if running_mean is not None and running_var is not None:
         with torch.no_grad():
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
@@ -64,26 +61,22 @@ def batch_norm(
     return output.to(input.dtype)
 
 
-class _Sum(torch.autograd.Function):
-    """The sum of a tensor over all ranks; so are its derivatives, of the sum of what the ranks make of it."""
+class _SumOverRanks(torch.autograd.Function):
+    """The sum of a tensor over all ranks, for losses that are summed over ranks as well."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return _summed(tensor)
+        total = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if distributed.is_running():
+            distributed.traffic.reduced += total.nbytes
+            dist.all_reduce(total)
+        return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total: Tensor = _Sum.apply(gradient)
+        total: Tensor = _SumOverRanks.apply(gradient)
         return total
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        return _summed(tangent)
-
-
-def _summed(tensor: Tensor) -> Tensor:
-    total = tensor.detach().clone(memory_format=torch.contiguous_format)
-    if distributed.is_running():
-        distributed.traffic.reduced += total.nbytes
-        dist.all_reduce(total)
-    return total
+        return _SumOverRanks.forward(ctx, tangent)

@@ -1,6 +1,6 @@
-"""Backbones by name, from timm and torchvision, and weights from files, safely."""
+"""Backbones by name, from timm and torchvision, and weights from files that are never unpickled."""
 
-from dataclasses import dataclass, field
+import difflib
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
@@ -8,13 +8,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from semaug.util.errors import SemaugError
+from semaug.network.blocks import find_head
+from semaug.util.errors import ModelError, SettingError
 
 
 class SmallNet(nn.Module):
-    """Four convolutions and a maximum over places: the network for the embedded birds, trained in minutes on a CPU.
+    """Four convolutions and a global maximum: the network for the embedded birds, trained in minutes on a CPU.
 
-    A maximum keeps a trait of a few pixels that an average over the image would drown.
+    The maximum preserves traits of a few pixels, which an average over the image would lose.
+
+    Args:
+        num_classes: Number of classes.
+        width: Channels of the first convolution; the features have four times as many.
     """
 
     def __init__(self, num_classes: int, width: int = 16) -> None:
@@ -28,11 +33,12 @@ class SmallNet(nn.Module):
         self.head = nn.Linear(4 * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, C) of `images` (N, 3, height, width)."""
         features: Tensor = self.blocks(self.stem(images))
         return cast(Tensor, self.head(features.amax((2, 3))))
 
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:
-        """Which parameters form the stem and the blocks, in timm's manner."""
+        """Patterns for the parameters of stem and blocks, as in timm's models."""
         return {"stem": r"^stem", "blocks": r"^blocks\.(\d+)"}
 
 
@@ -42,51 +48,52 @@ def _convolution(inputs: int, outputs: int, pool: bool) -> nn.Sequential:
 
 
 def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False) -> nn.Module:
-    """A classifier by its timm name, or by its torchvision name as ``torchvision/resnet50``; ``small`` is our own.
+    """Build a classifier by name.
 
-    A name that only torchvision knows needs no prefix. `crop` is the size of the images, which some transformers fix
-    when they are made. `pretrained` fetches the library's default weights, which needs a network.
+    Args:
+        name: "small", a timm name, or a torchvision name. A prefix "timm/" or "torchvision/" says which library is
+            meant; without it timm is tried first.
+        num_classes: Number of classes.
+        crop: Side of the images in pixels, which some transformers need in advance.
+        pretrained: Whether to download the library's default weights.
+
+    Returns:
+        The model, in training mode.
+
+    Raises:
+        SettingError: The name is unknown, or the model has no pretrained weights.
+        ModelError: The pretrained weights cannot be downloaded.
     """
     if name == "small":
         if pretrained:
-            raise SemaugError("the model 'small' has no pretrained weights; leave out --pretrained True")
+            raise SettingError("the model 'small' has no pretrained weights; leave out `pretrained`")
         return SmallNet(num_classes)
     library, _, short = name.rpartition("/")
     if library not in ("", "timm", "torchvision"):
-        raise SemaugError(f"unknown model {name!r}: write a timm name, or torchvision/NAME")
+        raise SettingError(f"unknown model {name!r}: write a timm name, or torchvision/NAME")
     import timm
     import torchvision
 
-    in_timm = timm.is_model(short)
-    in_torchvision = short in torchvision.models.list_models(module=torchvision.models)
+    in_torchvision = torchvision.models.list_models(module=torchvision.models)
     try:
-        if library != "torchvision" and in_timm:
+        if library != "torchvision" and timm.is_model(short):
             return _build_timm(short, num_classes, crop, pretrained)
-        if library != "timm" and in_torchvision:
+        if library != "timm" and short in in_torchvision:
             return _build_torchvision(short, num_classes, crop, pretrained)
     except OSError as error:
-        raise SemaugError(
-            f"the pretrained weights of {name} could not be fetched ({type(error).__name__}); "
-            "give a file with --weights, or train from scratch with --pretrained False"
+        raise ModelError(
+            f"the pretrained weights of {name} could not be downloaded ({type(error).__name__}); "
+            "give a file as `weights`, or train from scratch without `pretrained`"
         ) from error
-    raise SemaugError(f"unknown model {name!r}{_similar(short)}")
-
-
-def _similar(name: str) -> str:
-    import difflib
-
-    import timm
-    import torchvision
-
-    known = [*timm.list_models(), *torchvision.models.list_models(module=torchvision.models)]
-    close = difflib.get_close_matches(name, known, n=3)
-    return f"; did you mean {', '.join(close)}?" if close else "; timm.list_models() shows the names"
+    similar = difflib.get_close_matches(short, [*timm.list_models(), *in_torchvision], n=3)
+    hint = f"did you mean {', '.join(similar)}?" if similar else "timm.list_models() shows the names"
+    raise SettingError(f"unknown model {name!r}; {hint}")
 
 
 def _build_timm(name: str, num_classes: int, crop: int, pretrained: bool) -> nn.Module:
     import timm
 
-    try:  # transformers are made for one size of image; other families do not know the option
+    try:  # only networks for one size of image have the option `img_size`
         model: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, img_size=crop)
     except TypeError:
         model = timm.create_model(name, pretrained=pretrained, num_classes=num_classes)
@@ -96,77 +103,74 @@ def _build_timm(name: str, num_classes: int, crop: int, pretrained: bool) -> nn.
 def _build_torchvision(name: str, num_classes: int, crop: int, pretrained: bool) -> nn.Module:
     import torchvision
 
-    from semaug.network.blocks import find_head
-
     options: dict[str, Any] = {"image_size": crop} if name.startswith("vit_") and not pretrained else {}
     model: nn.Module = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None, **options)
     head_name, head = find_head(model)
-    parent = model.get_submodule(head_name.rpartition(".")[0])
     inputs = head.weight.shape[1]
-    fresh = nn.Linear(inputs, num_classes) if isinstance(head, nn.Linear) else nn.Conv2d(inputs, num_classes, 1)
-    setattr(parent, head_name.rpartition(".")[2], fresh)
+    new_head = nn.Linear(inputs, num_classes) if isinstance(head, nn.Linear) else nn.Conv2d(inputs, num_classes, 1)
+    model.set_submodule(head_name, new_head)
     return model
 
 
-@dataclass
-class LoadReport:
-    """What of a weights file went into a model."""
-
-    loaded: list[str] = field(default_factory=list)
-    other_shape: list[str] = field(default_factory=list)  # in both, but of another shape: left as initialised
-    missing: list[str] = field(default_factory=list)  # in the model only
-    unused: list[str] = field(default_factory=list)  # in the file only
-
-    def __str__(self) -> str:
-        parts = [f"{len(self.loaded)} tensors loaded"]
-        for names, what in (
-            (self.other_shape, "of another shape, left as initialised"),
-            (self.missing, "not in the file, left as initialised"),
-            (self.unused, "of the file not used"),
-        ):
-            if names:
-                listed = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
-                parts.append(f"{len(names)} {what} ({listed})")
-        return "; ".join(parts)
-
-
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file or of a checkpoint saved by torch, which is never unpickled beyond tensors."""
+    """Read the tensors of a weights file; code in the file is never run.
+
+    Args:
+        path: A .safetensors file, or a checkpoint of torch with a state dict, alone or under "state_dict" or "model".
+
+    Returns:
+        Tensors on the CPU by name, without a leading "module.".
+
+    Raises:
+        ModelError: The file is missing, damaged, or holds other things than tensors.
+    """
     if not path.is_file():
-        raise SemaugError(f"there is no weights file {path}")
+        raise ModelError(f"there is no weights file {path}")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:  # torch would say here how to run the code all the same
-        raise SemaugError(f"{path} cannot be read as tensors alone; code in it is never run") from error
-    except Exception as error:  # safetensors, zip and pickle each have their own kinds
+    except UnpicklingError as error:  # torch's own message says how to run the code in the file
+        raise ModelError(f"{path} holds other things than tensors; code in it is never run") from error
+    except Exception as error:  # safetensors, zip and pickle raise errors of their own kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SemaugError(f"cannot read weights from {path}: {reason}") from error
+        raise ModelError(f"cannot read weights from {path}: {reason}") from error
     for key in ("state_dict", "model", "model_state_dict"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise SemaugError(f"{path} does not hold a state dict of tensors")
+        raise ModelError(f"{path} does not hold a state dict of tensors")
     return {name.removeprefix("module."): value for name, value in content.items()}
 
 
-def load_weights(model: nn.Module, path: Path) -> LoadReport:
-    """Load what fits from a weights file; a head for other classes stays as initialised, and the report says so."""
+def load_weights(model: nn.Module, path: Path) -> str:
+    """Load what fits from a weights file; a head for other classes stays as initialised.
+
+    Args:
+        model: The model to change.
+        path: A file that :func:`read_weights` can read.
+
+    Returns:
+        A sentence that says how many tensors were loaded and which were not.
+
+    Raises:
+        ModelError: The file cannot be read, or no weight in it fits the model.
+    """
     weights, own = read_weights(path), model.state_dict()
-    report = LoadReport()
-    for name, value in own.items():
-        if name not in weights:
-            if not name.endswith("num_batches_tracked"):
-                report.missing.append(name)
-        elif weights[name].shape != value.shape:
-            report.other_shape.append(name)
-        else:
-            value.copy_(weights[name])
-            report.loaded.append(name)
-    report.unused = [name for name in weights if name not in own]
-    if not any(name.endswith("weight") for name in report.loaded):
-        raise SemaugError(f"nothing in {path} fits the model {type(model).__name__}: {report}")
+    fitting = {name: weights[name] for name in own if name in weights and weights[name].shape == own[name].shape}
+    parts = [f"{len(fitting)} tensors loaded"]
+    for what, names in {
+        "of another shape, left as initialised": [name for name in own if name in weights and name not in fitting],
+        "not in the file, left as initialised": [name for name in own if name not in weights],
+        "of the file not used": [name for name in weights if name not in own],
+    }.items():
+        names = [name for name in names if not name.endswith("num_batches_tracked")]
+        if names:
+            parts.append(f"{len(names)} {what} ({', '.join(names[:3])}{' …' if len(names) > 3 else ''})")
+    report = "; ".join(parts)
+    if not any(name.endswith("weight") for name in fitting):
+        raise ModelError(f"nothing in {path} fits the model {type(model).__name__}: {report}")
+    model.load_state_dict(fitting, strict=False)
     return report

@@ -1,204 +1,241 @@
-"""Views of a model: shallow copies of its module tree that keep or play back what early modules put out.
+"""Views of a model: shallow copies of its module tree that record and replay the outputs of early modules.
 
-A view shares the model's parameters, and nothing of the model is changed. It is kept in step with the model, so that a
-drop rate or a mode that the owner changes later holds in the view too.
+A view shares the model's parameters and never changes the model. Its head is the identity, so that a pass returns the
+features. The output of each early module can be recorded on a :class:`Tape`; a later pass can replay it from there.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
-from semaug.network.tangents import Record, Recorder
+from semaug.network.recording import OperatorRecord, OperatorRecorder
 
 RandomState = tuple[Tensor, Tensor | None]
+"""States of the CPU's random generator and of a CUDA device's."""
 
 
 def random_state(device: torch.device) -> RandomState:
+    """The states of the random generators that a pass on `device` draws from."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
-def set_random_state(state: RandomState, device: torch.device) -> None:
+def _set_random_state(state: RandomState, device: torch.device) -> None:
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1], device)
 
 
+@contextmanager
+def restored_random_state(device: torch.device, start: RandomState | None = None) -> Iterator[None]:
+    """Restore the random generators of `device` at the end; begin with the state `start` if it is not None."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if start is not None:
+            _set_random_state(start, device)
+        yield
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put all modules of `model` into evaluation mode, and restore each module's own mode at the end."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
 @dataclass
 class Tape:
-    """What one forward pass leaves for playing its late part again: images, early outputs, random-number states."""
+    """What one forward pass leaves behind, so that its late part can be replayed.
+
+    Args:
+        images: The batch.
+        random_state: The random generators at the start of the pass.
+        outputs: For each early module, the output of each call and the random generators after it.
+        late: Record of the late part's operators, which makes a tangent pass cheaper; None if not wanted.
+        rest: Rest of a composite model's loss, with its graph; None for other models.
+    """
 
     images: Tensor
     random_state: RandomState
     outputs: dict[str, list[tuple[Any, RandomState]]] = field(default_factory=dict)
-    late: Record | None = None  # of the late part's operators: makes a tangent pass cheaper
-    rest: Tensor | None = None  # of the loss, with its graph, where the model has more than the head's
+    late: OperatorRecord | None = None
+    rest: Tensor | None = None
 
     @classmethod
     def start(cls, images: Tensor, record: bool = False) -> "Tape":
-        return cls(images.detach(), random_state(images.device), late=Record() if record else None)
-
-    def record(self, early: "Early", output: Any) -> None:
-        """Keep an early module's output, and the random numbers to come, for each of its calls in order."""
-        kept = pytree.tree_map_only(Tensor, early.to_keep, output)
-        self.outputs.setdefault(early.name, []).append((kept, random_state(self.images.device)))
-
-    def play(self, early: "Early", call: int) -> Any:
-        output, state = self.outputs[early.name][call]
-        set_random_state(state, self.images.device)
-        return pytree.tree_map_only(Tensor, torch.clone, output) if early.overwritten else output
+        """An empty tape for a pass on `images` that begins now, with an operator record if `record`."""
+        return cls(images.detach(), random_state(images.device), late=OperatorRecord() if record else None)
 
 
-class Early(nn.Module):
-    """Stands for an early module in a view: runs it, keeping its output on a tape, or plays the output back."""
+class View:
+    """A shallow copy of a model that follows the model's later changes.
 
-    def __init__(self, name: str, inner: nn.Module, constant: bool) -> None:
+    Args:
+        model: The model.
+        head: Name of the head, which is replaced by the identity.
+        early: Names of the early modules.
+        tracks: Whether the view shares the buffers, so that BatchNorm's running statistics move. If not, BatchNorm in
+            training mode normalises by the batch and moves nothing, and early modules run without a graph.
+    """
+
+    # The present pass:
+    mode: Literal["run", "record", "replay"] = "run"
+    tape: Tape | None = None
+    recorder: OperatorRecorder | None = None
+
+    def __init__(self, model: nn.Module, head: str, early: set[str], tracks: bool) -> None:
+        self.tracks = tracks
+        self.early: list[EarlyModule] = []
+        self._pairs: list[tuple[nn.Module, nn.Module]] = []  # a module and its copy
+        self.root = self._copy(model, "", head, early, {})
+        self.call: Callable[[Tensor], Any] = self.root  # or a compiled version of it
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        # Where a parameter is used: module, copy and attribute; several places if it is shared.
+        self._places: dict[str, list[tuple[nn.Module, nn.Module, str]]] = {name: [] for name in names.values()}
+        for module, copy in self._pairs:
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    self._places[names[parameter]].append((module, copy, key))
+        self._finish_pass()
+        self.refresh()
+
+    def _copy(
+        self, module: nn.Module, name: str, head: str, early: set[str], seen: dict[nn.Module, nn.Module]
+    ) -> nn.Module:
+        if module in seen:
+            return seen[module]
+        copy: nn.Module = module.__class__.__new__(module.__class__)
+        copy.__dict__.update(module.__dict__)
+        seen[module] = copy
+        self._pairs.append((module, copy))
+        copy.__dict__["_modules"] = {
+            key: None if child is None else self._copy(child, f"{name}.{key}" if name else key, head, early, seen)
+            for key, child in module._modules.items()
+        }
+        if name == head:
+            return nn.Identity()
+        if name in early:
+            self.early.append(EarlyModule(name, copy, self))
+            seen[module] = self.early[-1]  # wherever else the module is used, too
+        return seen[module]
+
+    def refresh(self) -> None:
+        """Take over the model's changes since: train or eval mode, drop rates, replaced parameters."""
+        for module, copy in self._pairs:
+            children = copy.__dict__["_modules"]
+            copy.__dict__.update(module.__dict__)
+            copy.__dict__["_modules"] = children
+            copy.__dict__["_compiled_call_impl"] = None
+            if not self.tracks:
+                copy.__dict__["_parameters"] = dict(module._parameters)
+                if isinstance(module, _NormBase) and module.training:
+                    copy.__dict__["_buffers"] = dict.fromkeys(module._buffers)
+
+    def model_parameters(self) -> dict[str, Any]:
+        """The model's parameters by name; faster than `named_parameters`."""
+        return {name: places[0][0]._parameters[places[0][2]] for name, places in self._places.items()}
+
+    @contextmanager
+    def at(self, parameters: Mapping[str, Tensor]) -> Iterator[None]:
+        """Use other values of some `parameters`, by name, in a view that does not track."""
+        assert not self.tracks
+        places = [(tensor, place) for name, tensor in parameters.items() for place in self._places[name]]
+        for tensor, (_, copy, key) in places:
+            copy._parameters[key] = tensor  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for _, (module, copy, key) in places:
+                copy._parameters[key] = module._parameters[key]
+
+    @contextmanager
+    def recording(self, tape: Tape, recorder: OperatorRecorder | None = None) -> Iterator[None]:
+        """Record the early modules' outputs on `tape`, and the late part's operators by `recorder`."""
+        self.mode, self.tape, self.recorder = "record", tape, recorder
+        try:
+            with recorder or nullcontext():
+                yield
+        finally:
+            self._finish_pass()
+
+    @contextmanager
+    def replaying(self, tape: Tape) -> Iterator[None]:
+        """Replay the early modules' outputs from `tape`, with the random numbers of the recorded pass."""
+        self.mode, self.tape = "replay", tape
+        try:
+            with restored_random_state(tape.images.device, tape.random_state):
+                yield
+        finally:
+            self._finish_pass()
+
+    def _finish_pass(self) -> None:
+        self.mode, self.tape, self.recorder = "run", None, None
+        self.calls: Counter[str] = Counter()  # of early modules that were replayed
+
+
+class EarlyModule(nn.Module):
+    """Stands for an early module in a view: runs it, records its output, or replays the recorded output.
+
+    Args:
+        name: The module's name in the model.
+        inner: The module's copy.
+        view: The view, whose mode decides.
+    """
+
+    def __init__(self, name: str, inner: nn.Module, view: View) -> None:
         super().__init__()
-        self.name, self.inner = name, inner
-        self.constant = constant  # run without a graph: only the late part's gradient is wanted
-        self.needed = True  # by the late part; otherwise only the shape of the output is kept
-        self.overwritten = False  # in place, by what follows: then the tape needs a copy
-        self.records = False  # on `recording`, a new tape for each pass; a compiled pass looks at this flag alone
-        self.recording: Tape | None = None
-        self.recorder: Recorder | None = None
-        self.playing: Tape | None = None
-        self.calls = 0
+        self.name, self.inner, self.view = name, inner, view
+        self.needed = True  # by the late part; otherwise only the output's shape is recorded
+        self.overwritten = False  # the output, in place, by later operators: the tape then needs a copy
 
     def __getattr__(self, name: str) -> Any:
-        """What the model looks up on the module, such as the grid of a patch embedding."""
+        """Attributes that the model reads from the module, such as the grid of a patch embedding."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("inner"), name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.playing is not None:
-            self.calls += 1
-            return self.playing.play(self, self.calls - 1)
-        if self.recorder is not None:  # which notes what the late part does
-            self.recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        with torch.no_grad() if self.constant else nullcontext():
+        """Run the module, or return its recorded output."""
+        view = self.view
+        if view.mode == "replay":
+            return self._replay()
+        if view.recorder is not None:  # which records the late part only
+            view.recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        with nullcontext() if view.tracks else torch.no_grad():
             output = self.inner(*args, **kwargs)
-        if self.records:
-            if torch.compiler.is_compiling():
-                _outside_the_graph(self, output)
-            else:
-                self.record(output)
-        if self.recorder is not None:
-            self.recorder.__enter__()  # type: ignore[no-untyped-call]
+        if view.mode == "record":
+            self.record(output)
+        if view.recorder is not None:
+            view.recorder.__enter__()  # type: ignore[no-untyped-call]
         return output
 
     def record(self, output: Any) -> None:
-        assert self.recording is not None
-        self.recording.record(self, output)
+        """Append an `output`, and the random generators after it, to the tape."""
+        tape = self.view.tape
+        assert tape is not None
+        stored = pytree.tree_map_only(Tensor, self._stored, output)
+        tape.outputs.setdefault(self.name, []).append((stored, random_state(tape.images.device)))
 
-    def to_keep(self, tensor: Tensor) -> Tensor:
+    def _stored(self, tensor: Tensor) -> Tensor:
         if not self.needed:
             return tensor.new_zeros(()).expand(tensor.shape)
         return tensor.detach().clone() if self.overwritten else tensor.detach()
 
-
-def _outside_the_graph(early: Early, output: Any) -> None:
-    early.record(output)
-
-
-@cache
-def keep_recording_out_of_graphs() -> None:
-    """To be called before a view is compiled; not on import, since torch's compiler takes seconds to import."""
-    global _outside_the_graph
-    _outside_the_graph = torch.compiler.disable(_outside_the_graph)
-
-
-@dataclass
-class Probe(Tape):
-    """A tape that keeps early outputs with their graph and version, to see what becomes of them."""
-
-    tensors: list[tuple[Early, Tensor, int]] = field(default_factory=list)
-
-    def record(self, early: Early, output: Any) -> None:
-        for leaf in pytree.tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                self.tensors.append((early, leaf, leaf._version))
-        super().record(early, output)
-
-
-class View:
-    """A shallow copy of a module tree, kept in step with it, with some modules replaced.
-
-    A view that `tracks` shares the buffers, so that BatchNorm's running statistics move. In one that does not,
-    BatchNorm in training mode has none to move (it normalises by the batch all the same).
-    """
-
-    def __init__(self, model: nn.Module, replace: Callable[[str, nn.Module], nn.Module | None], tracks: bool) -> None:
-        self.tracks = tracks
-        self.pairs: list[tuple[nn.Module, nn.Module]] = []
-        self.early: list[Early] = []
-        self.root = self._copy(model, "", replace, {})
-        self.places = self._find_places(model)
-        self.refresh()
-
-    def _find_places(self, model: nn.Module) -> dict[str, list[tuple[nn.Module, nn.Module, str]]]:
-        """Where each parameter is found, by name: module, its twin and the attribute; several where it is shared."""
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        places: dict[str, list[tuple[nn.Module, nn.Module, str]]] = {name: [] for name in names.values()}
-        for module, twin in self.pairs:
-            for key, parameter in module._parameters.items():
-                if parameter is not None:
-                    places[names[parameter]].append((module, twin, key))
-        return places
-
-    @contextmanager
-    def at(self, parameters: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let the view, which must not be one that tracks, stand at other parameters for a while."""
-        assert not self.tracks
-        places = [(tensor, place) for name, tensor in parameters.items() for place in self.places[name]]
-        for tensor, (_, twin, key) in places:
-            twin._parameters[key] = tensor  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            for _, (module, twin, key) in places:
-                twin._parameters[key] = module._parameters[key]
-
-    def _copy(
-        self,
-        module: nn.Module,
-        name: str,
-        replace: Callable[[str, nn.Module], nn.Module | None],
-        seen: dict[nn.Module, nn.Module],
-    ) -> nn.Module:
-        if module in seen:
-            return seen[module]
-        twin: nn.Module = module.__class__.__new__(module.__class__)
-        twin.__dict__.update(module.__dict__)
-        seen[module] = twin
-        self.pairs.append((module, twin))
-        twin.__dict__["_modules"] = {
-            key: None if child is None else self._copy(child, f"{name}.{key}" if name else key, replace, seen)
-            for key, child in module._modules.items()
-        }
-        replacement = replace(name, twin)
-        if replacement is None:
-            return twin
-        if isinstance(replacement, Early):
-            self.early.append(replacement)
-            seen[module] = replacement  # wherever else the module is used, too
-        return replacement
-
-    def refresh(self) -> None:
-        """Take over what the owner has changed since: train or eval mode, drop rates, replaced parameters."""
-        for module, twin in self.pairs:
-            children = twin.__dict__["_modules"]
-            twin.__dict__.update(module.__dict__)
-            twin.__dict__["_modules"] = children
-            twin.__dict__["_compiled_call_impl"] = None
-            if not self.tracks:
-                twin.__dict__["_parameters"] = dict(module._parameters)
-                if isinstance(module, _NormBase) and module.training:
-                    twin.__dict__["_buffers"] = dict.fromkeys(module._buffers)
+    def _replay(self) -> Any:
+        tape = self.view.tape
+        assert tape is not None
+        output, state = tape.outputs[self.name][self.view.calls[self.name]]
+        self.view.calls[self.name] += 1
+        _set_random_state(state, tape.images.device)
+        return pytree.tree_map_only(Tensor, torch.clone, output) if self.overwritten else output

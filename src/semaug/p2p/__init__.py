@@ -1,24 +1,18 @@
-"""P2P-Net (Yang et al., CVPR 2022): a fine-grained classifier that learns from its own parts, on any backbone.
+"""P2P-Net (Yang et al., CVPR 2022): a fine-grained classifier that learns from parts of its own image.
 
-Four parts that a proposal network picks are cut from the image and sent through the same layers as the image. Their
-features, put in a canonical order, tell what the image's features should look like. At test time the parts are not
-needed: the four logits of the image are summed.
+A proposal network picks four parts. They are cropped from the image and sent through the same layers. Their features,
+in a canonical order, predict the image's own features. At test time the parts are not needed: the four logits of the
+image are summed.
+
+| module      | subject                                                      |
+|-------------|--------------------------------------------------------------|
+| `model`     | `P2PNet` on any backbone, and its description as a composite |
+| `stages`    | the last stages of a backbone                                |
+| `proposals` | anchors, their scores, selection and crops of parts          |
+| `alignment` | the canonical order of parts                                 |
+| `losses`    | the losses as functions                                      |
 """
 
-from semaug.p2p.alignment import PartAlignment
-from semaug.p2p.losses import alignment_loss, confident_cross_entropy, ranking_loss
-from semaug.p2p.model import P2PNet, P2POutputs
-from semaug.p2p.proposals import ProposalNet, anchors, crop_parts, select_parts
+from semaug.p2p.model import P2PNet, P2POutputs, composite
 
-__all__ = [
-    "P2PNet",
-    "P2POutputs",
-    "PartAlignment",
-    "ProposalNet",
-    "alignment_loss",
-    "anchors",
-    "confident_cross_entropy",
-    "crop_parts",
-    "ranking_loss",
-    "select_parts",
-]
+__all__ = ["P2PNet", "P2POutputs", "composite"]

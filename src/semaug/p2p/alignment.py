@@ -1,4 +1,4 @@
-"""The canonical order of the parts, found without labels: parts of every image are put in the order of templates."""
+"""The canonical order of an image's parts, learned without labels from templates of the parts."""
 
 import itertools
 
@@ -9,23 +9,25 @@ from semaug.isda.precision import full_precision
 from semaug.util import distributed
 
 
-def normalised_gram(features: Tensor) -> Tensor:
-    """The Gram matrices (…, P, P) of part features (…, P, D), each divided by its maximum; 0 where all is 0."""
-    gram = features @ features.mT
-    return gram / gram.amax((-2, -1), keepdim=True).clamp_min(torch.finfo(gram.dtype).tiny)
-
-
 class PartAlignment(nn.Module):
-    """Puts the parts of each image in the order that agrees best with templates of the parts.
+    """Orders the parts of each image so that they agree best with templates.
 
-    With G the normalised Gram matrix of an image's part features and T that of the templates, the order is the
-    permutation π of all P! with the greatest ``Σ_ij T_ij G_π(i)π(j)``. Permuting a matrix leaves its norm as it is, so
-    this inner product is greatest exactly where ``‖T − G_π‖²`` is least: both criteria choose the same. (The released
-    code permutes a matrix that it has already permuted; here each permutation is tried on the matrix itself.)
+    With G the Gram matrix of an image's part features and T that of the templates, each divided by its maximum, the
+    order is the permutation π of all P! with the largest ``Σ_ij T_ij G_π(i)π(j)``. A permutation does not change a
+    matrix's norm, so it is also the one with the smallest ``‖T − G_π‖²``. (The released code permutes a matrix that is
+    permuted already; here each permutation is applied to the matrix itself.)
 
-    The templates (P, D) are running means of the ordered features as in the released code: with n images seen before
-    and b new ones, ``t ← (0.9 n t + b f̄) / (0.9 n + b)``. They are kept in the state dict and change in
-    :meth:`update` alone; before the first update the parts stay in the order of their scores.
+    The templates (P, D) are running means of the ordered features as in the released code: after n images, b new ones
+    give ``t ← (0.9 n t + b f̄) / (0.9 n + b)``. They are in the state dict, and only :meth:`update` changes them. Before
+    the first update, parts stay in the order of their scores.
+
+    Args:
+        parts: Number of parts P, in 2 … 6.
+        dimensions: Dimension D of the features.
+        decay: Weight of the images seen before.
+
+    Raises:
+        ValueError: `parts` is out of range.
     """
 
     templates: Tensor
@@ -35,7 +37,7 @@ class PartAlignment(nn.Module):
     def __init__(self, parts: int, dimensions: int, decay: float = 0.9) -> None:
         super().__init__()
         if not 2 <= parts <= 6:  # 7 parts have 5040 orders
-            raise ValueError(f"parts must lie in 2 … 6, not {parts}: all their orders are tried")
+            raise ValueError(f"parts must be in 2 … 6, not {parts}: all their orders are tried")
         self.decay = decay
         self.register_buffer("templates", torch.zeros(parts, dimensions))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
@@ -43,19 +45,24 @@ class PartAlignment(nn.Module):
 
     @torch.no_grad()
     def forward(self, features: Tensor) -> Tensor:
-        """The order (N, P) of part features (N, P, D): the i-th part in canonical order is number ``order[:, i]``."""
+        """The order (N, P) of part `features` (N, P, D): part i in canonical order is number ``order[:, i]``."""
         parts = len(self.templates)
-        pairs = self.permutations[:, :, None] * parts + self.permutations[:, None, :]  # (P!, P, P) places in a Gram
+        pairs = self.permutations[:, :, None] * parts + self.permutations[:, None, :]  # (P!, P, P) indices into a Gram
         with full_precision(features):
-            gram = normalised_gram(features.to(self.templates.dtype))
-            of_templates = normalised_gram(self.templates)
+            gram = _normalised_gram(features.to(self.templates.dtype))
+            of_templates = _normalised_gram(self.templates)
             agreement = gram.flatten(1)[:, pairs.flatten(1)] @ of_templates.flatten()  # (N, P!)
-        best = torch.where(self.seen > 0, agreement.argmax(1), 0)  # number 0 changes nothing
+        best = torch.where(self.seen > 0, agreement.argmax(1), 0)  # permutation 0 is the identity
         return self.permutations[best]
 
     @torch.no_grad()
     def update(self, features: Tensor, order: Tensor) -> None:
-        """Move the templates towards the part features (N, P, D) of a batch, of all ranks, in their `order` (N, P)."""
+        """Move the templates towards a batch, over all ranks.
+
+        Args:
+            features: Part features (N, P, D).
+            order: Their canonical order (N, P).
+        """
         new = reordered(features.detach().to(self.templates.dtype), order).sum(0)
         total, count = distributed.sum_over_ranks([new, new.new_tensor(len(features))])
         old = self.decay * self.seen.to(new.dtype)
@@ -63,6 +70,12 @@ class PartAlignment(nn.Module):
         self.seen += count.long()
 
 
+def _normalised_gram(features: Tensor) -> Tensor:
+    """Gram matrices (…, P, P) of part features (…, P, D), each divided by its maximum; 0 where all features are 0."""
+    gram = features @ features.mT
+    return gram / gram.amax((-2, -1), keepdim=True).clamp_min(torch.finfo(gram.dtype).tiny)
+
+
 def reordered(features: Tensor, order: Tensor) -> Tensor:
-    """Part features (…, N, P, D) with the parts of each image in the given order (N, P)."""
+    """Part `features` (…, N, P, D) with the parts of each image in `order` (N, P)."""
     return features.gather(-2, order[..., None].expand(features.shape))

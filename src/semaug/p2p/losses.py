@@ -1,4 +1,4 @@
-"""The losses of P2P-Net as pure functions, in fp32 at least."""
+"""The losses of P2P-Net as functions, computed in fp32 or more."""
 
 import torch
 from torch import Tensor
@@ -8,21 +8,32 @@ from semaug.isda.precision import widened
 
 
 def confident_cross_entropy(logits: Tensor, labels: Tensor, confidence: float = 1.0) -> Tensor:
-    """The mean cross-entropy with a target of `confidence` for the label and the rest spread over the other classes.
+    """Mean cross-entropy with a target of `confidence` for the label; the rest is spread over the other classes.
 
-    This is label smoothing by ``ε = (1 − confidence) · C / (C − 1)``. Logits (N, C); labels (N,), or soft ones (N, C).
+    This is label smoothing with ``ε = (1 − confidence) · C / (C − 1)``.
+
+    Args:
+        logits: (N, C), C ≥ 2.
+        labels: Classes (N,), or probabilities (N, C).
+        confidence: In [1/C, 1].
+
+    Raises:
+        ValueError: `confidence` is out of range.
     """
     classes = logits.shape[1]
     if classes < 2 or not 1 / classes <= confidence <= 1:
-        raise ValueError(f"confidence must lie in [1/C, 1] with C ≥ 2 classes, not {confidence} with C = {classes}")
+        raise ValueError(f"confidence must be in [1/C, 1] with C ≥ 2 classes, not {confidence} with C = {classes}")
     return F.cross_entropy(widened(logits), labels, label_smoothing=(1 - confidence) * classes / (classes - 1))
 
 
 def ranking_loss(scores: Tensor, losses: Tensor) -> Tensor:
-    """``Σ max(0, 1 − s_i + s_j)`` over pairs of parts with loss_j > loss_i, mean over images; both (N, P).
+    """``Σ max(0, 1 − s_i + s_j)`` over pairs of parts with loss_j > loss_i, mean over images.
 
-    A part that is classified better should have the higher score. The losses only tell which is better: no gradient
-    goes into them.
+    A part that is classified better should have the higher score.
+
+    Args:
+        scores: Scores (N, P) of the parts.
+        losses: Losses (N, P) of the parts; they receive no gradient.
     """
     scores, losses = widened(scores), losses.detach()
     worse = losses[:, None, :] > losses[:, :, None]  # (N, i, j)
@@ -31,19 +42,20 @@ def ranking_loss(scores: Tensor, losses: Tensor) -> Tensor:
 
 
 def alignment_loss(image_features: Tensor, predictions: Tensor) -> Tensor:
-    """``−Σ_d softmax(f)_d · log softmax(m)_d``, mean over images; f of the image and m from its parts, (…, N, D).
+    """``−Σ_d softmax(f)_d · log softmax(m)_d``, mean over images and summed over leading dimensions (the stages).
 
-    Summed over leading dimensions (the stages). Nothing is detached: the specification detaches the proposal network's
-    input and the crops alone, and so the image's features learn from the parts as the parts from them.
+    Both sides receive a gradient: the paper detaches only the crops and the input of the proposal network.
+
+    Args:
+        image_features: Features f (…, N, D) of the image.
+        predictions: Predictions m (…, N, D) of them from the parts.
     """
     each = -(widened(image_features).softmax(-1) * widened(predictions).log_softmax(-1)).sum(-1)
     return each.mean(-1).sum()
 
 
+@torch.no_grad()
 def part_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropy (N, P) of each part, from logits (N, P, C) and the labels of the images."""
-    with torch.no_grad():
-        repeated = labels.repeat_interleave(logits.shape[1], 0)
-        return F.cross_entropy(widened(logits.detach()).flatten(0, 1), repeated, reduction="none").view(
-            logits.shape[:2]
-        )
+    """The cross-entropy (N, P) of each part, from `logits` (N, P, C) and the images' `labels`."""
+    repeated = labels.repeat_interleave(logits.shape[1], 0)
+    return F.cross_entropy(widened(logits).flatten(0, 1), repeated, reduction="none").view(logits.shape[:2])

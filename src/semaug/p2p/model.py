@@ -1,40 +1,38 @@
 """P2P-Net: a backbone, a classifier on each of its last stages and on all of them, and the parts of the image."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from semaug.network import Composite
 from semaug.p2p.alignment import PartAlignment, reordered
 from semaug.p2p.losses import alignment_loss, confident_cross_entropy, part_losses, ranking_loss
 from semaug.p2p.proposals import ProposalNet, anchors, crop_parts, select_parts
-from semaug.p2p.stages import Stages, drop_unused
+from semaug.p2p.stages import Stages
 
 
 class P2POutputs(NamedTuple):
-    """All that the losses need, for N images, P parts, S stages, C classes and stage features of F dimensions.
-
-    Parts come in the order of their scores; ``order`` tells the canonical one.
-    """
+    """Outputs for N images, P parts by falling score, S stages, C classes and stage features of F dimensions."""
 
     stage_logits: Tensor  # (S, N, C)
-    logits: Tensor  # (N, C), of the concatenated features: the output of the head, or its input if it was replaced
+    logits: Tensor  # (N, C) of the concatenated features; in a view, the head's input
     part_stage_logits: Tensor  # (S, N, P, C)
     part_logits: Tensor  # (N, P, C)
     stage_features: Tensor  # (S, N, F)
     part_features: Tensor  # (S, N, P, F)
-    predictions: Tensor  # (S, N, F), of the stage features from the parts in canonical order
+    predictions: Tensor  # (S, N, F) of the stage features from the parts in canonical order
     scores: Tensor  # (N, P)
     boxes: Tensor  # (N, P, 4) in the padded image
-    order: Tensor  # (N, P): the i-th part in canonical order is number order[:, i]
+    order: Tensor  # (N, P): part i in canonical order is number order[:, i]
 
 
-class SharedLinear(nn.Module):
-    """A second call to a linear layer's parameters, which stays what it is when that layer is replaced in a view.
+class _SharedLinear(nn.Module):
+    """A second module with the parameters of a linear layer, which remains when a view replaces that layer.
 
-    It is no copy: the parameters are the same objects. They are in the state dict once, under the layer's own name.
+    The parameters are the same objects. They are in the state dict once, under the layer's own name.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -52,14 +50,29 @@ class SharedLinear(nn.Module):
 
 
 class P2PNet(nn.Module):
-    """P2P-Net on a backbone of timm or torchvision, or any other with stages of falling resolution.
+    """P2P-Net on a backbone with stages of falling resolution.
 
-    The backbone becomes a part of the model and loses its own classifier. In eval mode the model gives the sum of the
-    image's four logits, (N, C); in training mode, :class:`P2POutputs`. A forward pass moves no buffer but BatchNorm's:
-    call :meth:`update_templates` once per step. `part_size` is the side of the parts sent through the network, half
-    the image's if not given. The layers are as wide as in the paper where the backbone has 512 channels or more;
-    a narrower one's own width takes the place of 512. (Running statistics move by a tenth, torch's default, not by a
-    hundredth as in the released code, so that short trainings have some to test with.)
+    The backbone becomes a part of the model and loses its own classifier. In eval mode the model returns the sum of the
+    image's four logits (N, C); in training mode, :class:`P2POutputs`. A forward pass changes BatchNorm's buffers only:
+    call :meth:`update_templates` once per step. Layers are as wide as in the paper if the backbone has 512 channels or
+    more; otherwise the backbone's width replaces 512. (BatchNorm's momentum is torch's default, a tenth, not a
+    hundredth as in the released code, so that the statistics are usable after a short training.)
+
+    Args:
+        backbone: A convolutional network of timm or torchvision, or any other sequence of modules.
+        num_classes: Number of classes C, at least 2.
+        parts: Number of parts P, in 2 … 6.
+        part_size: Side of the crops that are sent through the network. Default: half the image's smaller side.
+
+    Raises:
+        ValueError: The backbone has too few stages, or a number is out of range.
+
+    >>> from semaug.network.models import SmallNet
+    >>> model = P2PNet(SmallNet(5), num_classes=5)
+    >>> model(torch.randn(2, 3, 64, 64)).part_logits.shape
+    torch.Size([2, 4, 5])
+    >>> model.eval()(torch.randn(2, 3, 64, 64)).shape
+    torch.Size([2, 5])
     """
 
     confidences = (0.7, 0.8, 0.9)  # of the targets, stage by stage; 1 for the concatenation
@@ -71,7 +84,6 @@ class P2PNet(nn.Module):
             raise ValueError(f"num_classes must be at least 2, not {num_classes}")
         stages = len(self.confidences)
         self.stages = Stages(backbone, stages)
-        drop_unused(backbone, self.stages)
         self.num_classes, self.parts, self.part_size = num_classes, parts, part_size
         channels = self.stages.channels
         hidden, dimensions = min(512, channels[-1]), max(1, channels[-1] // 2)
@@ -88,31 +100,32 @@ class P2PNet(nn.Module):
         )
         self.alignment = PartAlignment(parts, dimensions)
         self.concatenated = nn.Sequential(*_hidden_layer(stages * dimensions, hidden))
-        self.head = nn.Linear(hidden, num_classes)  # on the image; the last linear layer of the model
-        self.part_head = SharedLinear(self.head)
+        self.head = nn.Linear(hidden, num_classes)  # the last linear layer of the model
+        self.part_head = _SharedLinear(self.head)
 
     def forward(self, images: Tensor) -> Tensor | P2POutputs:
+        """Outputs of `images` (N, 3, height, width) in training mode; summed logits (N, C) in eval mode."""
         if self.training:
             return self.outputs(images)
         _, features, logits = self._image(images)
         return self._stage_logits(features).sum(0) + logits
 
     def head_logits(self, images: Tensor) -> Tensor:
-        """The image's concatenated logits alone; the operators are those with which :meth:`outputs` begins."""
+        """The concatenated logits (N, C) of `images` alone, by the operators with which :meth:`outputs` begins."""
         return self._image(images)[2]
 
     def outputs(self, images: Tensor) -> P2POutputs:
-        """The pass through image and parts, in either mode."""
+        """The pass through `images` (N, 3, height, width) and their parts, in either mode."""
         maps, features, logits = self._image(images)
-        scores, boxes = self.propose(maps[-1], (images.shape[2], images.shape[3]))
+        scores, boxes = self._propose(maps[-1], (images.shape[2], images.shape[3]))
         crops = crop_parts(images, boxes, self.part_size or min(images.shape[2:]) // 2)
-        part_features = self._features(self._maps(crops.flatten(0, 1)))  # image by image
+        part_features = self._features(self.stages.maps(self.backbone, crops.flatten(0, 1)))  # image by image
 
         def by_part(rows: Tensor) -> Tensor:
             return rows.view(*rows.shape[:-2], len(images), self.parts, rows.shape[-1])
 
         of_parts = by_part(torch.stack(part_features))
-        order = self.alignment(of_parts[-1].detach())  # by the last stage's features, as in the released code
+        order = self.alignment(of_parts[-1].detach())  # from the last stage's features, as in the released code
         return P2POutputs(
             stage_logits=self._stage_logits(features),
             logits=logits,
@@ -128,20 +141,17 @@ class P2PNet(nn.Module):
             order=order,
         )
 
-    def propose(self, last_map: Tensor, image_size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def _propose(self, last_map: Tensor, image_size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Scores (N, P) and boxes (N, P, 4) of the parts; no gradient reaches the map."""
         scores = self.proposals(last_map.detach())
         boxes = anchors(image_size, (last_map.shape[2], last_map.shape[3]), scores.device)
-        chosen = select_parts(scores.detach(), boxes, self.parts)
-        return scores.gather(1, chosen), boxes[chosen]
+        selected = select_parts(scores.detach(), boxes, self.parts)
+        return scores.gather(1, selected), boxes[selected]
 
     def _image(self, images: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        maps = self._maps(images)
+        maps = self.stages.maps(self.backbone, images)
         features = self._features(maps)
         return maps, features, self.head(self.concatenated(torch.cat(features, 1)))
-
-    def _maps(self, images: Tensor) -> list[Tensor]:
-        return self.stages.maps(self.backbone, images)
 
     def _features(self, maps: Sequence[Tensor]) -> list[Tensor]:
         return [block(stage).amax((2, 3)) for block, stage in zip(self.conv_blocks, maps, strict=True)]
@@ -150,9 +160,11 @@ class P2PNet(nn.Module):
         return torch.stack([classify(f) for classify, f in zip(self.classifiers, features, strict=True)])
 
     def rest_of_loss(self, outputs: P2POutputs, labels: Tensor) -> Tensor:
-        """The loss without the cross-entropy of the image's concatenated logits; it looks at the outputs alone.
+        """The loss without the cross-entropy of the concatenated logits: stages, parts, ranking and alignment.
 
-        Cross-entropies of the stages and of the parts, the ranking loss of the proposals, and the alignment loss.
+        Args:
+            outputs: Outputs of a pass.
+            labels: Classes (N,), or probabilities (N, C).
         """
         of_parts = labels.repeat_interleave(self.parts, 0)
         total = confident_cross_entropy(outputs.part_logits.flatten(0, 1), of_parts)
@@ -164,23 +176,39 @@ class P2PNet(nn.Module):
         return total + self.alignment_weight * alignment_loss(outputs.stage_features, outputs.predictions)
 
     def loss(self, outputs: P2POutputs, labels: Tensor) -> Tensor:
-        """The whole loss of P2P-Net."""
+        """The whole loss; the arguments are those of :meth:`rest_of_loss`."""
         return self.rest_of_loss(outputs, labels) + confident_cross_entropy(outputs.logits, labels)
 
     def update_templates(self, outputs: P2POutputs) -> None:
-        """Move the templates of the parts, once per training step."""
+        """Update the templates of the parts from a pass's `outputs`, once per training step."""
         self.alignment.update(outputs.part_features[-1], outputs.order)
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
-        """For the optimiser: the new layers at `lr`, the backbone at a tenth of it."""
+        """Groups for the optimiser: the new layers with learning rate `lr`, the backbone with a tenth of it."""
         backbone = [parameter for parameter in self.backbone.parameters() if parameter.requires_grad]
         known = set(self.backbone.parameters())
         new = [parameter for parameter in self.parameters() if parameter not in known and parameter.requires_grad]
         return [{"params": new, "lr": lr}, {"params": backbone, "lr": lr / 10}]
 
 
+def composite() -> Composite:
+    """P2P-Net in the meta loop: its concatenated classifier, the module "head", is augmented.
+
+    >>> from semaug.network import Network
+    >>> from semaug.network.models import SmallNet
+    >>> Network(P2PNet(SmallNet(5), 5), head="head", composite=composite()).num_classes
+    5
+    """
+    return Composite(
+        run=lambda model, images: cast(P2PNet, model).outputs(images),
+        logits=lambda outputs: cast(P2POutputs, outputs).logits,
+        rest=lambda model, outputs, labels: cast(P2PNet, model).rest_of_loss(outputs, labels),
+        run_head=lambda model, images: cast(P2PNet, model).head_logits(images),
+        after=lambda model, outputs: cast(P2PNet, model).update_templates(outputs),
+    )
+
+
 def _conv_block(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """1×1 and 3×3 convolution, each with BatchNorm and ReLU; the maximum over places follows."""
     layers: list[nn.Module] = [nn.Conv2d(inputs, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU()]
     layers += [nn.Conv2d(hidden, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
     return nn.Sequential(*layers)

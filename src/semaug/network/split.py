@@ -1,0 +1,152 @@
+"""Split a model into an early and a late part, and check the split by running the model on noise."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from semaug.isda.head import Head, weight_and_bias
+from semaug.network.blocks import below
+from semaug.network.views import View, evaluation_mode, restored_random_state
+
+
+def split_model(
+    model: nn.Module,
+    head: tuple[str, Head],
+    early_parameters: set[str],
+    run: Callable[[View, Tensor], Tensor],
+    run_head: Callable[[nn.Module, Tensor], Tensor],
+    images: Tensor,
+) -> tuple[View, View, set[str]]:
+    """Make both views of a model.
+
+    Args:
+        model: The model; its modes and the random generators are left as they are.
+        head: Name and module of its head.
+        early_parameters: Names of the parameters of the early blocks.
+        run: The whole pass of a view on images; returns features (N, D).
+        run_head: The pass of the model as far as the head needs it; returns logits (N, C).
+        images: A batch like those to come.
+
+    Returns:
+        The view for ordinary passes, the one that moves no statistics, and the names of all early parameters: also
+        those outside the blocks on which early outputs depend, such as an embedding.
+
+    Raises:
+        ValueError: The model's output is not that of its head alone.
+    """
+    early = set(early_parameters)
+    with evaluation_mode(model), restored_random_state(images.device), torch.enable_grad():
+        noise = torch.randn_like(images[:2].detach())
+        while True:
+            modules, logits = _early_modules(model, early, lambda: run_head(model, noise))
+            main, other = (View(model, head[0], modules, tracks) for tracks in (True, False))
+            outputs, features = _early_outputs(main, head, logits, lambda view: run(view, noise))
+            late = {n: p for n, p in model.named_parameters() if p.requires_grad and n not in early}
+            acting = {name for output in outputs for name in _used(output.tensor, late)}
+            if not acting:
+                break
+            early |= acting
+    needed = {outputs[int(i)].name for i in _used(features, {str(i): output.leaf for i, output in enumerate(outputs)})}
+    overwritten: set[str] = set()
+    changed: set[int] = set()  # tensors, of which a later output may be an alias
+    for output in reversed(outputs):
+        if output.shown._version != output.version or id(output.shown) in changed:
+            overwritten.add(output.name)
+            changed.add(id(output.tensor))
+    for module in (*main.early, *other.early):
+        module.needed, module.overwritten = module.name in needed, module.name in overwritten
+    return main, other, early
+
+
+def _early_modules(model: nn.Module, early_parameters: set[str], run: Callable[[], Tensor]) -> tuple[set[str], Tensor]:
+    """Names of the outermost modules without late parameters that run before the early part ends; and the logits."""
+    late = [name for name, _ in model.named_parameters() if name not in early_parameters]
+    candidates: dict[str, bool] = {}  # name → whether it has parameters
+    for name, module in model.named_modules() if early_parameters else ():
+        if name and not any(below(parameter, name) for parameter in late):
+            candidates[name] = any(True for _ in module.parameters())
+    order: list[str] = []  # of calls that no other candidate makes
+    running: list[str] = []
+    inner: set[str] = set()
+
+    def leave() -> None:
+        name = running.pop()
+        if running:
+            inner.add(name)
+        else:
+            order.append(name)
+
+    handles = []
+    for name in candidates:
+        module = model.get_submodule(name)
+        handles.append(module.register_forward_pre_hook(lambda *_, called=name: running.append(called)))
+        handles.append(module.register_forward_hook(lambda *_: leave()))
+    try:
+        with torch.no_grad():
+            logits = run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    last = max((i for i, name in enumerate(order) if candidates[name]), default=-1)
+    # A module without parameters that is called several times (a shared activation), or by another candidate too, is
+    # run again in a replay: cheaper than distinguishing its calls.
+    return {name for name in order[: last + 1] if candidates[name] or order.count(name) == 1} - inner, logits
+
+
+class _Output(NamedTuple):
+    """An output tensor of an early module, and the constant that took its place in the pass."""
+
+    name: str
+    tensor: Tensor
+    leaf: Tensor
+    shown: Tensor  # a copy of the leaf, which later operators may overwrite
+    version: int
+
+
+def _early_outputs(
+    view: View, head: tuple[str, Head], expected: Tensor, run: Callable[[View], Tensor]
+) -> tuple[list[_Output], Tensor]:
+    """Run a view with constants in place of the early outputs, and check that the output is ``head(features)``."""
+    outputs: list[_Output] = []
+
+    def cut(name: str, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        leaf = tensor.detach().requires_grad_()
+        shown = leaf.clone()
+        outputs.append(_Output(name, tensor, leaf, shown, shown._version))
+        return shown
+
+    def hook(module: Any, _: Any, output: Any) -> Any:
+        return pytree.tree_map_only(Tensor, lambda tensor: cut(module.name, tensor), output)
+
+    handles = [module.register_forward_hook(hook) for module in view.early]
+    message = (
+        f"the output of {type(view.root).__name__} is not that of its linear layer {head[0]!r} alone, and the method "
+        "needs a single linear head; if another layer makes the logits, name it with head=…"
+    )
+    try:
+        features = run(view)
+        logits = F.linear(features, *weight_and_bias(head[1]))
+        scale = float(logits.detach().abs().max()) + 1.0
+        same = torch.allclose(logits, expected.flatten(1), rtol=1e-3, atol=1e-3 * scale)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(message) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not same:
+        raise ValueError(message)
+    return outputs, features
+
+
+def _used(output: Tensor, inputs: dict[str, Any]) -> set[str]:
+    """Names of the inputs on which an output depends."""
+    if not output.requires_grad or not inputs:
+        return set()
+    gradients = torch.autograd.grad(output.sum(), list(inputs.values()), allow_unused=True, retain_graph=True)
+    return {name for name, gradient in zip(inputs, gradients, strict=True) if gradient is not None}
