@@ -3,7 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
@@ -16,8 +16,7 @@ from semaug.data.images import Preprocessing
 from semaug.data.samples import Samples
 from semaug.util.errors import DataError
 
-Pixels = npt.NDArray[np.uint8]
-"""The pixels of one image, (resize, resize, 3), as :meth:`Preprocessing.pixels` returns them."""
+Pixels = npt.NDArray[np.uint8]  # of one image, (resize, resize, 3), see Preprocessing.pixels
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -25,22 +24,21 @@ Result = TypeVar("Result")
 def decode_batches(
     load: Callable[[Item], Result], items: Iterable[Item], batch_size: int, workers: int | None = None
 ) -> Iterator[list[Result]]:
-    """Load items in threads while the caller works on earlier ones, and yield the results in order.
+    """Load items in threads while the caller works on earlier ones.
 
     Args:
-        load: Loads one item; it runs in several threads at a time. To report an unreadable item beside the others,
-            return the error; an error that it raises is raised here when the item's turn comes, and ends the loop.
-        items: What to load. It may be endless: at most two batches are loaded ahead.
-        batch_size: Results in each batch, ≥ 1; the last one may be smaller.
+        load: Loads one item. An exception is raised when the item's turn comes, and ends the loop.
+        items: What to load; it may be endless, as at most two batches are loaded ahead.
+        batch_size: Results in each batch, ≥ 1; the last batch may be smaller.
         workers: Number of threads; None: one for each core, at most 8.
 
     Yields:
-        The results of ``load``, batch by batch.
+        Batches of results, in the order of the items.
     """
     rest = iter(items)
     pool = ThreadPoolExecutor(max(1, workers) if workers is not None else min(8, os.cpu_count() or 1))
     try:
-        pending: deque[Future[Result]] = deque(pool.submit(load, item) for item in islice(rest, 2 * batch_size))
+        pending = deque(pool.submit(load, item) for item in islice(rest, 2 * batch_size))
         while pending:
             batch = []
             while pending and len(batch) < batch_size:
@@ -52,23 +50,19 @@ def decode_batches(
 
 
 def decode_samples(
-    samples: Samples,
-    indices: Iterable[int],
-    preprocessing: Preprocessing,
-    batch_size: int,
-    workers: int | None = None,
+    samples: Samples, indices: Iterable[int], preprocessing: Preprocessing, batch_size: int, workers: int | None = None
 ) -> Iterator[list[Pixels]]:
-    """Decode images of a split in threads, in order, batch by batch.
+    """Decode images of a split by :func:`decode_batches`.
 
     Args:
         samples: The split; its ``load`` must be thread-safe.
         indices: Which of its images to decode.
-        preprocessing: How an image becomes pixels.
+        preprocessing: Makes pixels from an image.
         batch_size: Images in each batch, ≥ 1.
         workers: Number of threads; None: one for each core, at most 8.
 
     Yields:
-        The pixels of a batch of images.
+        The pixels of each batch of images.
 
     Raises:
         DataError: If an image cannot be read; the message names it.
@@ -94,21 +88,19 @@ def run_batches(
     """Run a function on the normalised centre crops of batches of pixels, without gradients.
 
     Args:
-        function: Takes inputs (N, 3, crop, crop) on ``device``; for example a network, or the part of it that
-            computes features.
+        function: A network or a part of one: takes inputs (N, 3, crop, crop) on ``device``.
         pixel_batches: Batches of uint8 pixels (N, resize, resize, 3) on any device.
-        preprocessing: Makes the inputs from the pixels.
+        preprocessing: Makes inputs from pixels.
         device: Where the function runs.
         autocast: Precision of the function, for example ``torch.bfloat16``; None: that of its weights.
 
     Yields:
-        The function's outputs for each batch, in fp32 on the CPU.
+        The outputs for each batch, in fp32 on the CPU.
     """
-    kind = torch.device(device).type
     for pixels in pixel_batches:
         with torch.inference_mode():
             inputs = preprocessing.evaluation_input(pixels.to(device, non_blocking=True))
-            with torch.autocast(kind, autocast, enabled=autocast is not None):
+            with torch.autocast(torch.device(device).type, autocast, enabled=autocast is not None):
                 outputs = function(inputs).float().cpu()
         yield outputs
 
@@ -120,13 +112,13 @@ def predict_logits(
     *,
     autocast: torch.dtype | None = None,
 ) -> Iterator[Tensor]:
-    """Run a network on batches of pixels; see :func:`run_batches`.
+    """Run a network on batches of pixels by :func:`run_batches`.
 
     Args:
         model: The network; it is switched to evaluation mode and stays in it.
         pixel_batches: Batches of uint8 pixels (N, resize, resize, 3) on any device.
-        preprocessing: Makes the network's inputs from the pixels.
-        autocast: Precision of the network, for example ``torch.bfloat16``; None: that of its weights.
+        preprocessing: Makes inputs from pixels.
+        autocast: Precision of the network; None: that of its weights.
 
     Yields:
         The logits (N, C) of each batch, in fp32 on the CPU.
