@@ -86,7 +86,7 @@ def test_onnx_without_the_files_beside_it_is_one_sentence(
     (folder / name).unlink()
     assert main(["predict", str(folder / "model.onnx"), str(photos / "test")]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith(f"semaug: {name} must be beside ")
+    assert line.startswith(f"semaug: there is no file {folder / name}; it must be beside ")
 
 
 def test_a_file_that_is_not_a_model_is_one_sentence(folder: Path) -> None:

@@ -30,9 +30,8 @@ class Classifier:
         config: The settings of its training; may be empty.
 
     Example:
-        >>> from torchvision.models import resnet18
-        >>> model = resnet18(num_classes=2).eval()
-        >>> classifier = Classifier(model, ("cat", "dog"), Preprocessing(40, 32), "torchvision/resnet18", {})
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2))
+        >>> classifier = Classifier(model.eval(), ("cat", "dog"), Preprocessing(40, 32), "linear", {})
         >>> classifier.probabilities(torch.zeros(1, 40, 40, 3, dtype=torch.uint8)).shape
         torch.Size([1, 2])
     """
@@ -120,14 +119,15 @@ def open_classifier(path: Path, device: str | torch.device = "cpu") -> Classifie
     """Load a classifier from a run directory, an exported or hub folder, or an ONNX file.
 
     Args:
-        path: The folder, or an ONNX file that has the config.json and classes.json of its export beside it.
-        device: Where to put the network; an ONNX file runs on the CPU.
+        path: The folder, or an ONNX file with the config.json and classes.json of its export beside it.
+        device: Where to put the network; ONNX runs on the CPU.
 
     Returns:
         The classifier, in evaluation mode.
 
     Raises:
-        RunError, ModelError: As :func:`load_classifier`.
+        RunError: If the folder is not a run directory, or its training has not finished.
+        ModelError: If the network or its weights are damaged or do not fit.
         FileError: If the file, or one of the files beside it, is missing.
 
     Example:
@@ -135,13 +135,12 @@ def open_classifier(path: Path, device: str | torch.device = "cpu") -> Classifie
     """
     if path.suffix != ".onnx" and not path.is_file():
         return load_classifier(path, device)
-    if not path.is_file():
-        raise FileError(f"there is no file {path}")
     if path.suffix != ".onnx":
         raise ModelError(f"{path} is neither a folder nor an ONNX file")
-    missing = [name for name in ("config.json", "classes.json") if not (path.parent / name).is_file()]
-    if missing:
-        raise FileError(f"{' and '.join(missing)} must be beside {path}: they describe its inputs and outputs")
+    for file in (path, path.with_name("config.json"), path.with_name("classes.json")):
+        if not file.is_file():
+            beside = "" if file is path else f"; it must be beside {path} and describes its inputs and outputs"
+            raise FileError(f"there is no file {file}{beside}")
     name, classes, preprocessing, config = read_description(path.parent)
     model = OnnxModel(path, preprocessing.crop, len(classes))
     return Classifier(model.eval(), classes, preprocessing, name, config)

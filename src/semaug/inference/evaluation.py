@@ -211,7 +211,8 @@ def match_classes(model_classes: Sequence[str], data_classes: Sequence[str]) -> 
     index = {name: i for i, name in enumerate(model_classes)}
     unknown = [name for name in data_classes if name not in index]
     if unknown:
-        others = [name for name in model_classes if name not in set(data_classes)]
+        known = set(data_classes)
+        others = [name for name in model_classes if name not in known]
         instead = f"; it knows {_first(others)} instead" if others else ""
         raise DataError(f"the model does not know {len(unknown)} of the data's classes: {_first(unknown)}{instead}")
     return tuple(index[name] for name in data_classes)

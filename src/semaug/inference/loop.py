@@ -40,7 +40,7 @@ def decode_batches(
     try:
         pending = deque(pool.submit(load, item) for item in islice(rest, 2 * batch_size))
         while pending:
-            batch = []
+            batch: list[Result] = []
             while pending and len(batch) < batch_size:
                 batch.append(pending.popleft().result())
                 pending.extend(pool.submit(load, item) for item in islice(rest, 1))

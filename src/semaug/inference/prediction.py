@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -227,14 +227,13 @@ def _json_row(prediction: Prediction) -> dict[str, Any]:
 
 
 @contextmanager
-def _output(destination: Path | None) -> Iterator[TextIO]:
-    # file names that are not valid text are written as their bytes
-    options = {"errors": "surrogateescape", "newline": ""}
+def _output(destination: Path | None) -> Iterator[IO[str]]:
+    # surrogateescape: file names that are not valid text are written as their bytes
     if destination is not None:
-        with open_atomically(destination, "w", encoding="utf-8", **options) as file:
+        with open_atomically(destination, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             yield file
     else:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(**options)
+            sys.stdout.reconfigure(errors="surrogateescape", newline="")
         yield sys.stdout
         sys.stdout.flush()
