@@ -205,7 +205,7 @@ class Serve:
                     self.model,
                     covariance=self.covariance,
                     strength=self.strength,
-                    limit=self.images,
+                    images=self.images,
                     seed=self.seed,
                     device=_device(self.device),
                     progress=advance,

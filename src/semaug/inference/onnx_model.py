@@ -58,31 +58,22 @@ class OnnxModel(nn.Module):
         try:
             _check_files(onnx.load(str(file), load_external_data=False), file)
             self.session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+            [self.input] = [tensor.name for tensor in self.session.get_inputs()]
         except ModelError:
             raise
         except Exception as error:  # protobuf and ONNX Runtime have exceptions of their own
             raise ModelError(f"{file} cannot be read as ONNX: {_reason(error)}") from error
-        self.input = self._name("takes", self.session.get_inputs(), [3, crop, crop])
-        self.output = self._name("returns", self.session.get_outputs(), [num_classes])
-
-    def _name(self, verb: str, tensors: list[Any], shape: list[int]) -> str:
-        """The name of the only input or output, which must be a batch of `shape`."""
-        if [tensor.type for tensor in tensors] == ["tensor(float)"] and len(tensors[0].shape) == 1 + len(shape):
-            # a size that may vary has a name instead of a number
-            sizes = zip(tensors[0].shape[1:], shape, strict=True)
-            if all(size == expected or not isinstance(size, int) for size, expected in sizes):
-                return str(tensors[0].name)
-        actual = ", ".join(f"{tensor.type} {tensor.shape}" for tensor in tensors) or "nothing"
-        raise ModelError(f"{self.file} {verb} {actual[:200]}, but the files beside it describe {shape}")
+        self(torch.zeros(1, 3, crop, crop))  # raises an error if the model does not fit the files beside it
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the logits (N, C) of inputs (N, 3, crop, crop), on the CPU."""
         try:
-            [logits] = self.session.run([self.output], {self.input: images.cpu().contiguous().numpy()})
+            logits = self.session.run(None, {self.input: images.cpu().contiguous().numpy()})[0]
         except Exception as error:
-            raise ModelError(f"{self.file} cannot be run: {_reason(error)}") from error
+            size = tuple(images.shape[1:])
+            raise ModelError(f"{self.file} does not run on images of size {size}: {_reason(error)}") from error
         if logits.shape != (len(images), self.num_classes):
-            raise ModelError(f"{self.file} returned outputs of shape {logits.shape} for {len(images)} images")
+            raise ModelError(f"{self.file} returns {logits.shape} outputs, not {(len(images), self.num_classes)}")
         return torch.from_numpy(logits)
 
 

@@ -68,21 +68,19 @@ def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
     """
     sources: list[Iterator[Path]] = []
     for text in map(str, inputs):
-        path, missing = Path(text), f"there is no file or folder {text}"
-        files: Iterator[Path] = iter(())
+        path = Path(text)
         if text == "-":
             sources.append(_stdin())
             continue
-        if path.is_dir():
-            files, missing = _images(path), f"there are no images in the folder {text}"
-        elif path.exists():  # before patterns: a file name may contain brackets
-            files = iter([path])
-        elif glob.has_magic(text):
-            matches = sorted(map(Path, glob.iglob(text, recursive=True)))
-            files, missing = chain.from_iterable(map(_images, matches)), f"no image matches {text}"
+        if path.exists():  # before patterns: a file name may contain brackets
+            files = _images(path) if path.is_dir() else iter([path])
+        else:
+            files = chain.from_iterable(map(_images, sorted(map(Path, glob.iglob(text, recursive=True)))))
         first = next(files, None)
         if first is None:
-            raise DataError(missing)
+            raise DataError(
+                f"there are no images in the folder {text}" if path.is_dir() else f"there is no image {text}"
+            )
         sources += [iter([first]), files]
     if not sources:
         raise DataError("there is nothing to classify: name files, folders or patterns, or - for a list on stdin")
