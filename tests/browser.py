@@ -17,7 +17,7 @@ CHROMIUM = shutil.which("chromium")
 
 
 class Browser:
-    """One tab. ``complaints`` are errors, warnings and violations of a policy; ``requests`` are all requested addresses."""
+    """One tab. ``complaints``: errors, warnings, violations of a policy; ``requests``: all requested addresses."""
 
     def __init__(self, profile: Path, width: int = 1200, height: int = 1400, dark: bool = False) -> None:
         self.complaints: list[str] = []

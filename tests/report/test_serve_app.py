@@ -250,7 +250,8 @@ def test_the_policy_of_the_page_allows_only_its_own_content(port: int) -> None:
 def test_a_port_in_use_is_one_sentence(port: int, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(run), "--port", str(port)]) == 2
     errors = capsys.readouterr().err
-    assert re.fullmatch(rf"semaug: cannot listen on 127\.0\.0\.1, port {port}: .*in use.*; choose another \S+\n", errors)
+    pattern = rf"semaug: cannot listen on 127\.0\.0\.1, port {port}: .*in use.*; choose another \S+\n"
+    assert re.fullmatch(pattern, errors)
 
 
 def test_a_missing_package_is_one_sentence(
