@@ -43,14 +43,7 @@ class Classifier:
     config: dict[str, Any]
 
     def probabilities(self, pixels: Tensor) -> Tensor:
-        """Compute class probabilities.
-
-        Args:
-            pixels: One batch of uint8 pixels (N, resize, resize, 3), see :meth:`Preprocessing.pixels`.
-
-        Returns:
-            Probabilities (N, C), in fp32 on the CPU.
-        """
+        """Class probabilities (N, C), in fp32 on the CPU, of uint8 pixels (N, resize, resize, 3)."""
         [logits] = predict_logits(self.model, [pixels], self.preprocessing)
         return logits.softmax(1)
 

@@ -61,8 +61,7 @@ def score(probabilities: Tensor, labels: Tensor) -> Scores:
 
     Raises:
         ValueError: If the shapes do not match or a label is out of range.
-        DataError: If there are no images.
-        ModelError: If there is a single class, or a probability is not finite.
+        SemaugError: If there are no images, there is a single class, or a probability is not finite.
 
     Example:
         >>> score(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0])).top1
@@ -196,14 +195,7 @@ def _table(title: str, names: list[str], numbers: list[str], rows: Iterable[Sequ
 
 
 def match_classes(model_classes: Sequence[str], data_classes: Sequence[str]) -> tuple[int, ...]:
-    """Match the classes of a data set with those of a model, by name.
-
-    Args:
-        model_classes: The model's classes, in the order of its outputs.
-        data_classes: The data's classes; some of the model's may be missing.
-
-    Returns:
-        For each class of the data the index of the model's output.
+    """Find for each class of the data, by name, the index of the model's output; classes may be missing in the data.
 
     Raises:
         DataError: If the model does not have a class of the data.

@@ -17,17 +17,7 @@ MAX_ONNX_BYTES = 2_000_000_000  # a protobuf file holds at most 2 GB; larger mod
 
 
 def import_onnx(*packages: str) -> list[Any]:
-    """Import the packages that ONNX needs.
-
-    Args:
-        *packages: Their names.
-
-    Returns:
-        The modules.
-
-    Raises:
-        MissingPackageError: If one of them is not installed.
-    """
+    """Import packages that ONNX needs; a MissingPackageError says how to install them."""
     try:
         return [importlib.import_module(name) for name in packages]
     except ImportError as error:

@@ -17,15 +17,7 @@ SIDE = 128
 
 
 def data_uri(image: Image.Image, quality: int = 85) -> str:
-    """Encode an image as a JPEG in a data URI.
-
-    Args:
-        image: The image.
-        quality: Quality of the JPEG, 1 to 95.
-
-    Returns:
-        The URI.
-    """
+    """Encode an image as a JPEG, of a quality from 1 to 95, in a data URI."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, "JPEG", quality=quality, subsampling=0, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

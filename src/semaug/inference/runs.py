@@ -36,16 +36,9 @@ class Description(NamedTuple):
 
 
 def read_description(folder: Path) -> Description:
-    """Read and check config.json and classes.json of a run directory or an exported folder.
+    """Read config.json and classes.json of a run directory or an exported folder.
 
-    Args:
-        folder: The folder; it may come from an unknown source.
-
-    Returns:
-        The name of the network, its classes, its preprocessing and all settings.
-
-    Raises:
-        RunError: If the folder or a file is missing, or a value is not what it should be.
+    The folder may come from an unknown source: whatever it contains, the outcome is a description or a SemaugError.
     """
     if not folder.exists():
         raise RunError(f"there is no run directory {folder}")
@@ -80,17 +73,7 @@ def _read_preprocessing(values: Any) -> Preprocessing | None:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Read the metrics of all epochs of a run.
-
-    Args:
-        run: The run directory.
-
-    Returns:
-        One dictionary per epoch, in order; none if training has not finished an epoch.
-
-    Raises:
-        RunError: If the file is damaged.
-    """
+    """Read the metrics of all epochs of a run directory, in order; none if no epoch has finished."""
     file = run / "metrics.jsonl"
     if not file.is_file():
         return []
@@ -101,13 +84,6 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def split_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the settings that determine how a run's data was split.
-
-    Args:
-        config: The content of config.json.
-
-    Returns:
-        Keyword arguments for :func:`semaug.data.readers.training_splits`.
-    """
+    """Select from a run's config.json the keyword arguments of :func:`semaug.data.readers.training_splits`."""
     names = ("select", "val_per_class", "val_fraction", "seed")
     return {name: config[name] for name in names if name in config}

@@ -51,15 +51,11 @@ class Guide:
 
     @torch.no_grad()
     def answer(self, image: Image.Image) -> dict[str, Any]:
-        """Classify an image, and move its feature along each direction.
-
-        Args:
-            image: The image, in RGB.
+        """Classify an RGB image, and move its feature along each direction.
 
         Returns:
             In plain types: the most probable classes and the nearest training images, also for each direction and
-            position of the slider. Training images are given by index (see :meth:`thumbnail`), and all of them are
-            described under "images".
+            position of the slider. Training images are indices for :meth:`thumbnail`, described under "images".
 
         Raises:
             ModelError: If the network's outputs are not finite.
@@ -87,17 +83,7 @@ class Guide:
         }
 
     def thumbnail(self, i: int) -> bytes:
-        """Encode a training image as a small JPEG.
-
-        Args:
-            i: Index of the image.
-
-        Returns:
-            The content of the JPEG.
-
-        Raises:
-            IndexError: If there is no such image.
-        """
+        """Encode training image `i` as a small JPEG; an IndexError if there is none."""
         if not 0 <= i < len(self.seen.thumbnails):
             raise IndexError(i)
         buffer = io.BytesIO()

@@ -158,14 +158,7 @@ def _is_own(header: str, host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Check whether only this machine can reach a server.
-
-    Args:
-        host: The name or address on which it listens.
-
-    Returns:
-        Whether that is a loopback address.
-    """
+    """Whether only this machine can reach a server that listens on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -173,18 +166,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a socket for the server.
-
-    Args:
-        host: The name or address on which to listen.
-        port: The port; 0 for a free one.
-
-    Returns:
-        The socket.
-
-    Raises:
-        SettingError: If the port is in use or not allowed.
-    """
+    """Open a socket for the server; port 0 takes a free one. A SettingError says why a port cannot be used."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
@@ -193,25 +175,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address(listening: socket.socket) -> str:
-    """Return the address of the page.
-
-    Args:
-        listening: The socket of the server.
-
-    Returns:
-        The address, for a browser.
-    """
+    """The address of the page on a socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def run(app: Starlette, listening: socket.socket) -> None:
-    """Serve until a signal ends it.
-
-    Args:
-        app: The application.
-        listening: The socket.
-    """
+    """Serve an application on a socket until a signal ends it."""
     _server(app).run(sockets=[listening])
 
 
