@@ -15,7 +15,7 @@ from semaug.cli.main import main
 from semaug.data.samples import load_image
 from semaug.inference import load_classifier, open_classifier
 from semaug.inference.runs import read_metrics
-from semaug.util.errors import RunError, SemaugError
+from semaug.util.errors import ModelError, RunError, SemaugError
 
 
 @pytest.fixture
@@ -101,7 +101,12 @@ def test_a_file_that_is_not_a_model_is_one_sentence(folder: Path) -> None:
 
 def test_onnx_must_match_the_files_beside_it(folder: Path) -> None:
     (folder / "classes.json").write_text('["a", "b"]')
-    with pytest.raises(SemaugError, match=r"returns \(1, 3\) outputs, not \(1, 2\)"):
+    with pytest.raises(ModelError, match=r"returns \(1, 3\) outputs, not \(1, 2\)"):
+        open_classifier(folder / "model.onnx")
+    config = json.loads((folder / "config.json").read_text())
+    config["preprocessing"]["crop"] = 24
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"does not run on images of size \(3, 24, 24\)"):
         open_classifier(folder / "model.onnx")
 
 

@@ -70,9 +70,9 @@ def test_a_folder_stands_for_its_images_in_sorted_order(tmp_path):
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    found = list(expand([tmp_path]))
-    assert found == sorted(found)
-    assert [str(path.relative_to(tmp_path)) for path in found] == ["a/b/y.webp", "a/z.png", "a.jpeg", "b.JPG"]
+    files = list(expand([tmp_path]))
+    assert files == sorted(files)
+    assert [str(path.relative_to(tmp_path)) for path in files] == ["a/b/y.webp", "a/z.png", "a.jpeg", "b.JPG"]
 
 
 def test_linked_folders_are_followed_without_loops(tmp_path):
@@ -109,8 +109,8 @@ def test_an_explicit_file_may_have_any_suffix(tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="names of files are text there")
 def test_standard_input_lists_files_and_folders(monkeypatch, photos):
     stdin(monkeypatch, f"{photos}/deep\r\n\nnot there.png\n".encode() + b"by\xfftes.png")
-    found = list(expand(["-"]))
-    assert found == [*sorted((photos / "deep").iterdir()), Path("not there.png"), Path("by\udcfftes.png")]
+    files = list(expand(["-"]))
+    assert files == [*sorted((photos / "deep").iterdir()), Path("not there.png"), Path("by\udcfftes.png")]
 
 
 def test_standard_input_is_read_line_by_line(monkeypatch):
@@ -150,14 +150,14 @@ def test_the_error_for_an_unreadable_folder_names_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_batched_predictions_equal_those_of_single_images(classifier, photos, batch_size, workers):
     files = list(expand([photos]))
-    found = list(predict(classifier, files, 3, batch_size, workers))
-    assert [prediction.path for prediction in found] == [str(file) for file in files]
-    for prediction in found:
+    predictions = list(predict(classifier, files, 3, batch_size, workers))
+    assert [prediction.path for prediction in predictions] == [str(file) for file in files]
+    for prediction in predictions:
         labels, probabilities = alone(classifier, prediction.path)
         assert prediction.labels == tuple(labels[:3])
         assert prediction.probabilities == pytest.approx(probabilities[:3], abs=1e-5)
         assert prediction.error is None
-    assert len({prediction.labels[0] for prediction in found}) > 1
+    assert len({prediction.labels[0] for prediction in predictions}) > 1
 
 
 def test_top_k_is_limited_by_the_number_of_classes(classifier, photos):
@@ -171,11 +171,11 @@ def test_unreadable_files_are_reported_between_the_others(classifier, photos, tm
     (tmp_path / "cut.png").write_bytes((photos / "00.png").read_bytes()[:900])
     good = photos / "02.png"
     files = [tmp_path / "text.png", good, tmp_path / "cut.png", tmp_path / "gone.png", tmp_path, good]
-    found = list(predict(classifier, files, batch_size=2))
-    assert [prediction.error is None for prediction in found] == [False, True, False, False, False, True]
-    assert [prediction.path for prediction in found] == [str(file) for file in files]
-    assert found[1].labels == found[5].labels
-    for prediction in found:
+    predictions = list(predict(classifier, files, batch_size=2))
+    assert [prediction.error is None for prediction in predictions] == [False, True, False, False, False, True]
+    assert [prediction.path for prediction in predictions] == [str(file) for file in files]
+    assert predictions[1].labels == predictions[5].labels
+    for prediction in predictions:
         assert prediction.error is None or prediction.path in prediction.error
 
 
