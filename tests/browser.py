@@ -1,4 +1,4 @@
-"""Chromium driven by its own protocol over a pipe: real clicks, keys and files, and what the page complains of."""
+"""Chromium, driven by its DevTools protocol over a pipe: real clicks, keys and files, and the errors of the page."""
 
 import base64
 import contextlib
@@ -17,17 +17,17 @@ CHROMIUM = shutil.which("chromium")
 
 
 class Browser:
-    """One tab. ``complaints`` are errors, warnings and refusals by a policy; ``requests`` all addresses asked for."""
+    """One tab. ``complaints``: errors, warnings, violations of a policy; ``requests``: all requested addresses."""
 
     def __init__(self, profile: Path, width: int = 1200, height: int = 1400, dark: bool = False) -> None:
         self.complaints: list[str] = []
         self.requests: list[str] = []
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        # high numbers first, as 3 and 4, which Chromium uses, may be among the four
+        # duplicate to high numbers first: Chromium uses 3 and 4, which may be among the four
         source, sink = (fcntl.fcntl(end, fcntl.F_DUPFD, 50) for end in (theirs_in, theirs_out))
 
-        def take_places() -> None:
+        def take_descriptors() -> None:
             os.dup2(source, 3)
             os.dup2(sink, 4)
 
@@ -38,7 +38,7 @@ class Browser:
             *(["--blink-settings=preferredColorScheme=0"] if dark else []), "about:blank",
         ]  # fmt: skip
         self.process = subprocess.Popen(
-            command, preexec_fn=take_places, pass_fds=(3, 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command, preexec_fn=take_descriptors, pass_fds=(3, 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         for end in (theirs_in, theirs_out, source, sink):
             os.close(end)
@@ -58,7 +58,7 @@ class Browser:
             yield from map(json.loads, whole)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command and wait for its result; events on the way are noted."""
+        """Send a command and wait for its result; events that arrive meanwhile are recorded."""
         self.count += 1
         message = {"id": self.count, "method": method, "params": parameters}
         if self.session is not None:
@@ -73,22 +73,22 @@ class Browser:
         raise AssertionError("Chromium has ended")
 
     def _note(self, event: dict[str, Any]) -> None:
-        method, found = event.get("method"), event.get("params", {})
+        method, details = event.get("method"), event.get("params", {})
         if method == "Runtime.exceptionThrown":
-            self.complaints.append(str(found["exceptionDetails"]))
-        elif method == "Log.entryAdded" and found["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(f"{found['entry']['text']} {found['entry'].get('url', '')}")
-        elif method == "Runtime.consoleAPICalled" and found["type"] in ("error", "warning", "assert"):
-            self.complaints.append(str(found["args"]))
+            self.complaints.append(str(details["exceptionDetails"]))
+        elif method == "Log.entryAdded" and details["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(f"{details['entry']['text']} {details['entry'].get('url', '')}")
+        elif method == "Runtime.consoleAPICalled" and details["type"] in ("error", "warning", "assert"):
+            self.complaints.append(str(details["args"]))
         elif method == "Network.requestWillBeSent":
-            self.requests.append(found["request"]["url"])
+            self.requests.append(details["request"]["url"])
 
     def open(self, address: str) -> None:
         self.call("Page.navigate", url=address)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def value(self, expression: str) -> Any:
-        """What an expression gives in the page."""
+        """Evaluate an expression in the page."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
@@ -100,13 +100,13 @@ class Browser:
             time.sleep(0.05)
 
     def choose(self, selector: str, file: Path) -> None:
-        """Choose a file in an input, as in the dialog."""
+        """Choose a file in an input, as the dialog does."""
         root = self.call("DOM.getDocument")["root"]["nodeId"]
         node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.call("DOM.setFileInputFiles", files=[str(file)], nodeId=node)
 
     def drop(self, selector: str, file: Path) -> None:
-        """Drag a file from outside onto an element."""
+        """Drag a file from outside of the browser onto an element."""
         box = self.value(f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])"
                          f"(document.querySelector('{selector}').getBoundingClientRect())")  # fmt: skip
         data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
@@ -114,7 +114,7 @@ class Browser:
             self.call("Input.dispatchDragEvent", type=kind, x=box[0], y=box[1], data=data)
 
     def press(self, key: str, times: int = 1) -> None:
-        """Press a key on what has the focus."""
+        """Press a key on the focused element."""
         codes = {"ArrowRight": 39, "ArrowLeft": 37, "End": 35, "Home": 36}
         for _ in range(times):
             for kind in ("rawKeyDown", "keyUp"):

@@ -1,4 +1,4 @@
-"""The real command line, as a user would run it."""
+"""The command line in a process of its own, as a user would run it."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ OPTIONS += ["--val-per-class", "2", "--workers", "0", "--cache", "None", "--meth
 
 
 def semaug(*arguments: object, cwd: Path | None = None, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``semaug ARGUMENTS`` and return its exit code and output."""
     return subprocess.run(
         [sys.executable, "-m", "semaug", *map(str, arguments)],
         cwd=cwd,

@@ -12,8 +12,9 @@ from semaug.data.check import check_data
 from semaug.data.images import Preprocessing, decoded
 from semaug.data.readers import read_data
 from semaug.data.samples import DataSet
-from semaug.inference.predict import expand, predict, write
-from semaug.inference.runs import MAX_CLASSES, Classifier
+from semaug.inference.classifier import Classifier
+from semaug.inference.prediction import expand, predict, write
+from semaug.inference.runs import MAX_CLASSES
 from semaug.meta.learner import Order
 from semaug.network.models import build_model
 from semaug.report.matrix import confusion_matrix

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semaug.inference.predict import predict
-from semaug.inference.runs import load_classifier, read_metrics
+from semaug.inference.classifier import load_classifier
+from semaug.inference.prediction import predict
+from semaug.inference.runs import read_metrics
 from semaug.report import write_report
 from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig

@@ -16,7 +16,8 @@ from PIL import Image
 
 from semaug.data.readers import read_data
 from semaug.data.samples import embedded_birds
-from semaug.inference.runs import load_classifier, read_metrics
+from semaug.inference.classifier import load_classifier
+from semaug.inference.runs import read_metrics
 from semaug.isda.sources import class_statistics
 from semaug.report import figures
 from semaug.report.figures import Figure, augmentations, confusions, destruction_chart, diagnostics, neighbours, tsne

@@ -18,7 +18,7 @@ from PIL import Image
 
 from semaug.data import birds, destruction
 from semaug.data.samples import embedded_birds
-from semaug.inference.evaluate import ConfusedPair, Evaluation, Mistake, score
+from semaug.inference.evaluation import ConfusedPair, Evaluation, Mistake, score
 from semaug.inference.pictures import sample_pictures
 from semaug.report import page, write_report
 from semaug.util.errors import SemaugError

@@ -1,45 +1,24 @@
-"""What the page is told: classes, neighbours and directions, against plain formulas."""
+"""Answers for the page: classes, neighbours and directions, compared with plain formulas."""
 
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
-from photos import photo_folder
 from semaug.data.samples import load_image
-from semaug.isda.covariance import Diagonal, Full, LowRank
-from semaug.report.serve.answers import NEIGHBOURS, Guide, open_guide, principal
-from semaug.training.methods import Augmentation
+from semaug.isda.covariance import Diagonal, Full
+from semaug.report.serve.answers import NEIGHBOURS, Guide, open_guide, principal_directions
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
-from semaug.util.errors import SemaugError
-
-
-def train_on(photos: Path, output: Path, **options: Any) -> Path:
-    settings: dict[str, Any] = {
-        "model": "small", "pretrained": False, "epochs": 2, "resize": 40, "crop": 32, "batch_size": 6,
-        "method": "learnable", "val_per_class": 1, "workers": 0, "cache": None, "lr": 0.01,
-    }  # fmt: skip
-    return train(TrainConfig(data=str(photos), output=output, **{**settings, **options}))
+from semaug.util.errors import RunError, SettingError
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_folder(tmp_path_factory.mktemp("photos"))
-
-
-@pytest.fixture(scope="module")
-def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_on(photos, tmp_path_factory.mktemp("runs") / "learnable", method="learnable")
-
-
-@pytest.fixture(scope="module")
-def guide(run: Path) -> Guide:
-    return open_guide(run)
+def guide(runs: dict[str, Path]) -> Guide:
+    return open_guide(runs["learnable"])
 
 
 @pytest.fixture(scope="module")
@@ -47,96 +26,96 @@ def photo(photos: Path) -> Image.Image:
     return load_image(next((photos / "test").rglob("*.png")))
 
 
-def test_at_zero_every_direction_shows_the_nearest_images_and_the_classes(guide: Guide, photo: Image.Image) -> None:
+def test_position_0_of_every_direction_shows_the_image_itself(guide: Guide, photo: Image.Image) -> None:
     answer = guide.answer(photo)
     pixels = torch.tensor(guide.view.classifier.preprocessing.pixels(photo))[None]
     expected = guide.view.classifier.probabilities(pixels)[0]
-    names = [guide.name(int(i)) for i in expected.argsort(descending=True)]
+    names = [guide.names[int(i)] for i in expected.argsort(descending=True)]
     assert [name for name, _ in answer["top"]] == names[:5]
-    assert [share for _, share in answer["top"]] == pytest.approx(sorted(expected.tolist(), reverse=True), abs=1e-4)
+    assert [share for _, share in answer["top"]] == pytest.approx(sorted(expected.tolist(), reverse=True)[:5], abs=1e-4)
     distances = (guide.gallery - guide.view.features(pixels)).norm(dim=1)
     assert answer["neighbours"] == distances.argsort(stable=True)[:NEIGHBOURS].tolist()
     middle = answer["positions"].index(0)
-    for way in answer["directions"]:
-        assert way["neighbours"][middle] == answer["neighbours"]
-        assert [name for name, _ in way["top"][middle]] == [name for name, _ in answer["top"]]
-        assert len(way["neighbours"]) == len(way["top"]) == len(answer["positions"]) == 61
-    used = {str(i) for way in answer["directions"] for row in way["neighbours"] for i in row}
+    for direction in answer["directions"]:
+        assert direction["neighbours"][middle] == answer["neighbours"]
+        assert [name for name, _ in direction["top"][middle]] == [name for name, _ in answer["top"]]
+        assert len(direction["neighbours"]) == len(direction["top"]) == len(answer["positions"]) == 61
+    used = {str(i) for direction in answer["directions"] for row in direction["neighbours"] for i in row}
     assert set(answer["images"]) == used | {str(i) for i in answer["neighbours"]}
 
 
-def test_a_draw_at_one_is_a_draw_of_the_augmentation(guide: Guide, photo: Image.Image) -> None:
+def test_position_1_of_a_draw_is_a_draw_of_the_augmentation(guide: Guide, photo: Image.Image) -> None:
     pixels = torch.tensor(guide.view.classifier.preprocessing.pixels(photo))[None]
     feature = guide.view.features(pixels)
     answer = guide.answer(photo)
     label = torch.tensor([int(guide.view.logits(feature).argmax())])
     draws = guide.view.draws(feature, label, 5, torch.Generator().manual_seed(0))[:, 0]
     at_one = answer["positions"].index(1)
-    for draw, way in zip(draws, answer["directions"], strict=False):
+    for draw, direction in zip(draws, answer["directions"], strict=False):
         nearest = (guide.gallery - draw).norm(dim=1).argsort(stable=True)[:NEIGHBOURS].tolist()
-        assert way["neighbours"][at_one] == nearest
+        assert direction["neighbours"][at_one] == nearest
         closest = (guide.gallery - feature).norm(dim=1).min()
-        assert way["length"] == pytest.approx(float((draw - feature).norm() / closest), rel=1e-4)
+        assert direction["length"] == pytest.approx(float((draw - feature).norm() / closest), rel=1e-4)
     assert guide.answer(photo) == answer
 
 
 def test_principal_directions_are_eigenvectors() -> None:
-    factors, variance = torch.randn(2, 6), torch.rand(6) + 0.1
+    factors, variance, strength = torch.randn(2, 6), torch.rand(6) + 0.1, 0.25
     matrix = variance.diag() + factors.T @ factors
-    for covariance in (
-        LowRank(variance[None], factors[None]),
-        Full(matrix[None]),
-        Full(matrix[None], torch.tensor([0])),
-    ):
-        values, axes, _ = principal(covariance, 3)
-        assert values == sorted(values, reverse=True)
-        for value, axis in zip(values, axes, strict=True):
-            torch.testing.assert_close(matrix @ axis, value * axis, atol=1e-4, rtol=1e-4)
-    values, axes, names = principal(Diagonal(torch.tensor([[0.1, 3.0, 2.0]])), 2)
-    assert values == [3.0, 2.0]
-    assert axes.tolist() == [[0, 1, 0], [0, 0, 1]]
-    assert names == ["dimension 1 of the feature", "dimension 2 of the feature"]
-    assert principal(Diagonal(torch.full((1, 4), 0.5)), 2)[0] == []
+    for covariance in (Full(matrix[None]), Full(matrix[None], torch.tensor([0]))):
+        directions = principal_directions(covariance, strength, 3)
+        variances = [float(direction.offset.square().sum()) / strength for direction in directions]
+        assert variances == sorted(variances, reverse=True)
+        for value, direction in zip(variances, directions, strict=True):
+            torch.testing.assert_close(matrix @ direction.offset, value * direction.offset, atol=1e-4, rtol=1e-4)
+            assert f"{value / float(matrix.trace()):.1%} of the variance" in direction.note
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("basic", {}), ("constant", {}), ("learnable", {"augmentation": Augmentation(rank=2)})],
-)
-def test_every_run_has_directions(
-    photos: Path, photo: Image.Image, tmp_path: Path, method: str, options: dict[str, Any]
-) -> None:
-    guide = open_guide(train_on(photos, tmp_path / "run", method=method, **options))
-    names = [way["name"] for way in guide.answer(photo)["directions"]]
+def test_principal_directions_of_a_diagonal_are_dimensions() -> None:
+    first, second = principal_directions(Diagonal(torch.tensor([[0.1, 9.0, 4.0]])), 1.0, 2)
+    assert first.offset.tolist() == [0, 3, 0]
+    assert second.offset.tolist() == [0, 0, 2]
+    assert "dimension 1 of the feature" in first.note
+    assert principal_directions(Diagonal(torch.full((1, 4), 0.5)), 1.0, 2) == []
+
+
+@pytest.mark.parametrize("method", ["basic", "constant", "isda"])
+def test_every_run_has_directions(runs: dict[str, Path], photo: Image.Image, method: str) -> None:
+    guide = open_guide(runs[method])
+    names = [direction["name"] for direction in guide.answer(photo)["directions"]]
     assert names[:5] == [f"draw {k}" for k in range(1, 6)]
     assert len(names) == (5 if method == "constant" else 8)
     assert bool(guide.view.notes) == (method == "basic")  # which has no Σ of its own
 
 
-def test_a_p2p_net_is_told_in_one_sentence(photos: Path, tmp_path: Path) -> None:
-    run = train_on(photos, tmp_path / "run", method="p2p", epochs=1)
-    with pytest.raises(SemaugError, match="holds a P2P-Net"):
-        open_guide(run)
+def test_a_p2p_net_is_one_sentence(runs: dict[str, Path]) -> None:
+    with pytest.raises(RunError, match="holds a P2P-Net"):
+        open_guide(runs["p2p"])
 
 
-def test_bad_images_that_training_left_out_are_left_out_here(photos: Path, tmp_path: Path) -> None:
+def test_images_that_training_skipped_are_left_out(photos: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(photos, tmp_path / "photos"))
     bad = sorted((folder / "train").rglob("*.png"))[0]
     bad.write_bytes(b"no image")
-    run = train_on(folder, tmp_path / "run", method="isda", on_bad_image="skip")
+    run = train(
+        TrainConfig(
+            data=str(folder), output=tmp_path / "run", method="isda", on_bad_image="skip", model="small",
+            pretrained=False, epochs=1, resize=40, crop=32, batch_size=6, val_per_class=1, workers=0, cache=None,
+        )
+    )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        guide = open_guide(run)
-    assert len(guide.seen.names) == len(list((folder / "train").rglob("*.png"))) - 1 - 3  # three are for validation
+        guide = open_guide(run, strength=1.0)
+    classes = len(guide.names)
+    assert len(guide.seen.names) == len(list((folder / "train").rglob("*.png"))) - 1 - classes  # validation: 1 of each
     assert not any(name.endswith(bad.name) and bad.parent.name in name for name in guide.seen.names)
 
 
-def test_few_images_are_spread_over_the_classes(run: Path) -> None:
-    guide = open_guide(run, limit=3)
-    assert sorted(guide.seen.labels.tolist()) == [0, 1, 2]
-    with pytest.raises(SemaugError, match="at least 1"):
-        open_guide(run, limit=0)
-    with pytest.raises(IndexError):
-        guide.thumbnail(3)
-    with pytest.raises(IndexError):
-        guide.thumbnail(-1)
+def test_few_images_are_spread_over_the_classes(runs: dict[str, Path]) -> None:
+    guide = open_guide(runs["learnable"], images=6)
+    assert sorted(guide.seen.labels.tolist()) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(SettingError, match="`images` must be at least 1"):
+        open_guide(runs["learnable"], images=0)
+    for index in (-1, 6):
+        with pytest.raises(IndexError):
+            guide.thumbnail(index)

@@ -1,4 +1,4 @@
-"""The server under attack: uploads, paths, names and origins; and the page in real Chromium, from the command line."""
+"""The server under attack: uploads, paths, names and origins; the command line; the page in real Chromium."""
 
 import http.client
 import io
@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,19 +21,20 @@ import pytest
 from PIL import Image
 
 from browser import CHROMIUM, Browser
-from commands import semaug
 from photos import photo_folder
+from semaug.cli.main import main
 from semaug.data.samples import load_image
 from semaug.report.serve import app
+from semaug.report.serve.answers import open_guide
+from semaug.training.settings import TrainConfig
+from semaug.training.trainer import train
 
-TRAINING = ["--model", "small", "--pretrained", "False", "--resize", "40", "--crop", "32", "--batch-size", "4"]
-TRAINING += ["--val-per-class", "2", "--workers", "0", "--cache", "None", "--method", "learnable", "--lr", "0.01"]
 CLASS = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Photos, of which one class has the name of a script."""
+    """Photos; the name of one class is a script."""
     folder = photo_folder(tmp_path_factory.mktemp("photos"))
     for split in ("train", "test"):
         next((folder / split).iterdir()).rename(folder / split / CLASS)
@@ -41,15 +43,28 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    done = semaug("train", "--data", photos, "--output", folder, "--epochs", "2", *TRAINING)
-    assert done.returncode == 0, done.stderr
-    return folder
+    sizes = {"resize": 40, "crop": 32, "batch_size": 4, "val_per_class": 2, "epochs": 2}
+    options = {"model": "small", "pretrained": False, "method": "learnable", "workers": 0, "cache": None, "lr": 0.01}
+    output = tmp_path_factory.mktemp("runs") / "run"
+    return train(TrainConfig(data=str(photos), output=output, **sizes, **options))
+
+
+@pytest.fixture(scope="module")
+def port(run: Path) -> Iterator[int]:
+    """A server in a thread of this process."""
+    listening = app.listen("127.0.0.1", 0)
+    server = app._server(app.application(open_guide(run), "run"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield listening.getsockname()[1]
+    server.should_exit = True
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 @contextmanager
 def server(run: Path) -> Iterator[int]:
-    """A server, started as a user would and ended as a user would."""
+    """A server, started by the command line and ended by Ctrl-C."""
     process = subprocess.Popen(
         [sys.executable, "-m", "semaug", "serve", str(run), "--port", "0"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -57,24 +72,18 @@ def server(run: Path) -> Iterator[int]:
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], 240)
     line = process.stdout.readline() if ready else ""
-    found = re.match(r"http://127\.0\.0\.1:(\d+)/ shows the page", line)
-    if found is None:
+    match = re.match(r"http://127\.0\.0\.1:(\d+)/ shows the page", line)
+    if match is None:
         process.kill()
         raise AssertionError(process.communicate())
-    yield int(found[1])
+    yield int(match[1])
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.strip().splitlines() == ["semaug: stopped by SIGINT"]
 
 
-@pytest.fixture(scope="module")
-def port(run: Path) -> Iterator[int]:
-    with server(run) as port:
-        yield port
-
-
-def test_an_image_that_never_arrives_does_not_keep_the_server_from_ending(run: Path) -> None:
+def test_an_unfinished_upload_does_not_keep_the_server_from_ending(run: Path) -> None:
     with socket.socket() as waiting, server(run) as port:  # the server ends first
         waiting.connect(("127.0.0.1", port))
         waiting.sendall(f"POST /answer HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-length: 9\r\n\r\nGIF".encode())
@@ -88,13 +97,13 @@ def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) ->
         connection.putheader(name, value)
     connection.endheaders(body)
     response = connection.getresponse()
-    found = response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+    result = response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
     connection.close()
-    return found
+    return result
 
 
 def png(width: int, height: int) -> bytes:
-    """The beginning of an image that says to be of this size."""
+    """The beginning of an image that claims to be of this size."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -134,14 +143,14 @@ def test_images_are_answered(port: int, kind: str) -> None:
     ],
     ids=["empty", "text", "PostScript", "SVG", "cut", "another format", "bomb", "large"],
 )
-def test_what_is_no_image_is_refused_with_a_sentence(port: int, content: bytes, sentence: str) -> None:
+def test_files_that_are_not_images_are_refused_with_a_sentence(port: int, content: bytes, sentence: str) -> None:
     status, headers, answer = ask(port, "POST", "/answer", content)
     assert status == 415
     assert sentence in json.loads(answer)["error"]
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_large_files_are_refused_by_what_they_say_and_by_what_they_are(port: int) -> None:
+def test_large_files_are_refused_by_their_stated_and_their_real_size(port: int) -> None:
     status, _, answer = ask(port, "POST", "/answer", b"x", **{"content-length": str(app.MAX_BYTES + 1)})
     assert (status, json.loads(answer)["error"]) == (413, "the file has more than 25 MB")
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:  # of no stated size
@@ -181,7 +190,7 @@ def test_no_file_is_served(port: int, path: str) -> None:
     assert "default-src 'none'" in headers.get("content-security-policy", "") or status == 400
 
 
-def test_training_images_come_from_memory_without_what_their_files_hold(port: int) -> None:
+def test_training_images_are_thumbnails_without_metadata(port: int) -> None:
     status, headers, content = ask(port, "GET", "/training-image/0")
     assert (status, headers["content-type"]) == (200, "image/jpeg")
     with Image.open(io.BytesIO(content)) as image:
@@ -191,28 +200,28 @@ def test_training_images_come_from_memory_without_what_their_files_hold(port: in
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8000", "192.0.2.7", "", "["])
 @pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("POST", "/answer"), ("GET", "/training-image/0")])
-def test_another_name_is_refused(port: int, host: str, method: str, path: str) -> None:
+def test_other_host_names_are_refused(port: int, host: str, method: str, path: str) -> None:
     status, _, content = ask(port, method, path, b"", host=host)
     assert status in (421, 400)
     assert b"<html" not in content
 
 
-def test_the_names_of_this_machine_are_ours(port: int) -> None:
+def test_names_of_this_machine_are_accepted(port: int) -> None:
     for host in (f"localhost:{port}", f"127.0.0.1:{port}", "localhost", "[::1]:9000", "127.0.0.2"):
         assert ask(port, "GET", "/", host=host)[0] == 200
 
 
-def test_names_of_a_server_for_others() -> None:
-    assert app._is_ours("192.0.2.7", "0.0.0.0")
-    assert app._is_ours("birds.example", "birds.example")
-    assert not app._is_ours("evil.example", "0.0.0.0")
-    assert not app._is_ours("192.0.2.7", "localhost")
+def test_names_of_a_server_for_other_machines() -> None:
+    assert app._is_own("192.0.2.7", "0.0.0.0")
+    assert app._is_own("birds.example", "birds.example")
+    assert not app._is_own("evil.example", "0.0.0.0")
+    assert not app._is_own("192.0.2.7", "localhost")
     assert app.is_loopback("::1")
     assert not app.is_loopback("0.0.0.0")
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://["])
-def test_other_pages_may_not_send(port: int, origin: str) -> None:
+def test_requests_from_other_pages_are_refused(port: int, origin: str) -> None:
     assert ask(port, "POST", "/answer", in_format("PNG"), origin=origin)[0] == 403
     assert ask(port, "POST", "/answer", in_format("PNG"), origin=f"http://127.0.0.1:{port}")[0] == 200
 
@@ -223,7 +232,7 @@ def test_other_methods_are_refused(port: int) -> None:
     assert ask(port, "DELETE", "/training-image/0")[0] == 405
 
 
-def test_the_page_states_a_policy_that_allows_only_its_own(port: int) -> None:
+def test_the_policy_of_the_page_allows_only_its_own_content(port: int) -> None:
     _, headers, content = ask(port, "GET", "/")
     policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
     assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
@@ -238,23 +247,28 @@ def test_the_page_states_a_policy_that_allows_only_its_own(port: int) -> None:
     assert "server" not in headers
 
 
-def test_a_port_that_is_taken_and_a_missing_package_are_one_sentence(port: int, run: Path) -> None:
-    done = semaug("serve", run, "--port", port)
-    assert done.returncode == 2
-    assert re.fullmatch(rf"semaug: cannot listen on 127\.0\.0\.1, port {port}: .*in use.*\n", done.stderr)
-    program = (
-        "import sys; sys.modules['uvicorn'] = None; from semaug.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    )
-    done = subprocess.run([sys.executable, "-c", program, "serve", run], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr == "semaug: the page needs uvicorn: pip install 'semaug[serve]'\n"
+def test_a_port_in_use_is_one_sentence(port: int, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(run), "--port", str(port)]) == 2
+    errors = capsys.readouterr().err
+    pattern = rf"semaug: cannot listen on 127\.0\.0\.1, port {port}: .*in use.*; choose another \S+\n"
+    assert re.fullmatch(pattern, errors)
+
+
+def test_a_missing_package_is_one_sentence(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "semaug.report.serve.app")
+    monkeypatch.delattr("semaug.report.serve.app")
+    assert main(["serve", str(run)]) == 2
+    assert capsys.readouterr().err == "semaug: the page needs uvicorn: pip install 'semaug[serve]'\n"
 
 
 # ----------------------------------------------------------------------------------------------------------- browser
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_the_page_answers_in_a_browser(port: int, photos: Path, tmp_path: Path) -> None:
+def test_the_page_works_in_a_browser(port: int, photos: Path, tmp_path: Path) -> None:
     photo = next((photos / "test" / CLASS).glob("*.png"))
     load_image(photo).resize((300, 200)).save(tmp_path / "photo.jpg")
     (tmp_path / "text.png").write_text("no image")
@@ -263,7 +277,7 @@ def test_the_page_answers_in_a_browser(port: int, photos: Path, tmp_path: Path) 
     with Browser(tmp_path / "profile") as browser:
         browser.open(f"http://127.0.0.1:{port}/")
         browser.choose("#file", photo)
-        browser.wait("!document.getElementById('found').hidden")
+        browser.wait("!document.getElementById('result').hidden")
         assert sum(browser.value(shares)) == pytest.approx(100, abs=0.5)
         assert browser.value("document.getElementById('state').textContent") == photo.name
         browser.wait("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
@@ -290,21 +304,21 @@ def test_the_page_answers_in_a_browser(port: int, photos: Path, tmp_path: Path) 
         browser.choose("#file", tmp_path / "text.png")
         browser.wait("document.getElementById('state').className === 'wrong'")
         assert "it is not an image" in browser.value("document.getElementById('state').textContent")
-        assert browser.value("document.getElementById('found').hidden")
-        assert all("415" in complaint for complaint in browser.complaints)  # Chromium tells of every refusal
+        assert browser.value("document.getElementById('result').hidden")
+        assert all("415" in complaint for complaint in browser.complaints)  # Chromium reports every refusal
         addresses = {re.sub(r"^(blob:)?(http://127\.0\.0\.1:\d+).*|^data:,$", r"\2", url) for url in browser.requests}
         assert addresses <= {f"http://127.0.0.1:{port}", "", "about:blank"}
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_the_page_is_dark_where_people_like_it_and_fits_a_phone(port: int, photos: Path, tmp_path: Path) -> None:
+def test_the_page_has_a_dark_mode_and_fits_a_phone(port: int, photos: Path, tmp_path: Path) -> None:
     photo = next((photos / "test").rglob("*.png"))
     brightness = {}
     for dark in (False, True):
         with Browser(tmp_path / f"profile-{dark}", width=500, height=1600, dark=dark) as browser:
             browser.open(f"http://127.0.0.1:{port}/")
             browser.choose("#file", photo)
-            browser.wait("!document.getElementById('found').hidden")
+            browser.wait("!document.getElementById('result').hidden")
             assert browser.value("document.documentElement.scrollWidth <= innerWidth")
             browser.screenshot(tmp_path / "shot.png")
             assert browser.complaints == []

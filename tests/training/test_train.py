@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from photos import photo_folder
-from semaug.inference.runs import load_classifier, read_metrics
+from semaug.inference.classifier import load_classifier
+from semaug.inference.runs import read_metrics
 from semaug.meta.learner import LearnableAugmentation
 from semaug.training.methods import METHODS, Augmentation, on_p2p
 from semaug.training.settings import TrainConfig

@@ -64,9 +64,9 @@ class Evaluate:
     def run(self) -> None:
         from semaug.data.readable import readable_splits
         from semaug.data.readers import read_data, training_splits
-        from semaug.inference.evaluate import evaluate
+        from semaug.inference.classifier import open_classifier
+        from semaug.inference.evaluation import evaluate
         from semaug.inference.runs import split_settings
-        from semaug.inference.sharing import open_classifier
         from semaug.util.files import write_json
         from semaug.util.progress import Progress
 
@@ -117,8 +117,8 @@ class Predict:
     """Images per batch."""
 
     def run(self) -> None:
-        from semaug.inference.predict import expand, predict, write
-        from semaug.inference.sharing import open_classifier
+        from semaug.inference.classifier import open_classifier
+        from semaug.inference.prediction import expand, predict, write
 
         if not self.images:
             raise SemaugError('name image files, folders or patterns, or "-" for a list on standard input')
@@ -145,8 +145,8 @@ class Export:
     uploaded to a model hub as it is; for networks of timm."""
 
     def run(self) -> None:
-        from semaug.inference.export import export
-        from semaug.inference.runs import load_classifier
+        from semaug.inference.classifier import load_classifier
+        from semaug.inference.exporting import export
         from semaug.util.files import read_json
 
         classifier = load_classifier(self.model)
@@ -205,7 +205,7 @@ class Serve:
                     self.model,
                     covariance=self.covariance,
                     strength=self.strength,
-                    limit=self.images,
+                    images=self.images,
                     seed=self.seed,
                     device=_device(self.device),
                     progress=advance,

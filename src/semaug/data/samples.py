@@ -17,6 +17,7 @@ from semaug.util.errors import SemaugError, printable
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What an image may be in, whatever its name ends with. Pillow knows more, and runs Ghostscript for one (EPS)."""
+IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 MAX_PIXELS = 178_956_970
 """An image with more is refused before it is decoded: Pillow's own limit, kept where a program has lifted that."""
 

@@ -26,9 +26,10 @@ from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import DataSet, Samples
 from semaug.data.space import check_free_space
-from semaug.inference.evaluate import evaluate
+from semaug.inference.classifier import Classifier, as_composite
+from semaug.inference.evaluation import evaluate
 from semaug.inference.pictures import sample_pictures
-from semaug.inference.runs import FORMAT, Classifier, as_composite
+from semaug.inference.runs import FORMAT
 from semaug.isda.sources import CovNet
 from semaug.meta.problem import global_norm
 from semaug.meta.state import gather_learner_state, take_rank_state

@@ -4,26 +4,40 @@ import errno
 import json
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from semaug.util.errors import SemaugError
+from semaug.util.errors import FileError, SemaugError
 from semaug.util.processes import is_running
 
 MAX_JSON_BYTES = 64_000_000
 
 
-def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None = None) -> None:
-    """Write a file such that readers, and a machine that fails, see the old content or the new, never a part.
+@contextmanager
+def open_atomically(path: Path, mode: str = "wb", *, keep: Path | None = None, **options: Any) -> Iterator[IO[Any]]:
+    """Open a file that appears under its name, complete and flushed to disk, when the block ends without an error.
 
-    What was there before is moved to `keep` if that is given, once the new content is safe.
+    Args:
+        path: The file; its folder is created if necessary.
+        mode: ``"wb"`` or ``"w"``.
+        keep: Where to move the old file, if there is one, once the new content is safe.
+        **options: Passed on to ``open``.
+
+    Yields:
+        The open file.
+
+    Raises:
+        FileError: If the file cannot be written.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(unfinished, "wb") as file:
-            file.writelines(content)
+        with open(unfinished, mode, **options) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         if keep is not None and path.exists():
@@ -31,10 +45,25 @@ def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None
         unfinished.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        raise SemaugError(f"cannot write {path}: {error.strerror or error}") from error
+        raise FileError(f"cannot write {path}: {error.strerror or error}") from error
     finally:  # after a signal, too
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None = None) -> None:
+    """Write a file by :func:`open_atomically`: readers see the old content or the new, never a part.
+
+    Args:
+        path: The file.
+        *content: Its content, in pieces.
+        keep: Where to move the old file, if there is one, once the new content is safe.
+
+    Raises:
+        FileError: If the file cannot be written.
+    """
+    with open_atomically(path, keep=keep) as file:
+        file.writelines(content)
 
 
 def _sync_folder(folder: Path) -> None:

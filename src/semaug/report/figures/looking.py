@@ -16,8 +16,9 @@ from semaug.data.images import ProgressCallback
 from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import Samples
-from semaug.inference.evaluate import match_classes
-from semaug.inference.runs import Classifier, split_settings
+from semaug.inference.classifier import Classifier
+from semaug.inference.evaluation import match_classes
+from semaug.inference.runs import split_settings
 from semaug.util.errors import SemaugError
 from semaug.util.progress import Progress
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
+from semaug.inference.classifier import load_classifier
 from semaug.inference.pictures import data_uri
-from semaug.inference.runs import load_classifier
 from semaug.p2p.alignment import reordered
 from semaug.p2p.model import P2PNet
 from semaug.p2p.proposals import crop_parts, padding

@@ -12,7 +12,8 @@ from torch.optim import SGD
 
 from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
-from semaug.inference.runs import Classifier, load_classifier, read_metrics
+from semaug.inference.classifier import Classifier, load_classifier
+from semaug.inference.runs import read_metrics
 from semaug.isda.covariance import Covariance
 from semaug.isda.sources import ClassCovariance, Source
 from semaug.network.models import read_weights

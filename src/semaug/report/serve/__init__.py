@@ -1,1 +1,5 @@
-"""A page to try a model: what it says of an image, the nearest training images, and where its Σ leads."""
+"""The page of ``semaug serve``: try a trained model on an image in the browser.
+
+answers  classes, nearest training images, and both along directions of Σ
+app      the web application and its protection
+"""

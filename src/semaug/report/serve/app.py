@@ -1,8 +1,8 @@
-"""The web application: one page, its training images from memory, and an answer to an image that is sent to it.
+"""The web application: one page, its training images from memory, and answers about uploaded images.
 
-Nothing is read from or written to the disk for a request. The page may load nothing but its own styles, script and
-data. A request must name the server as its user would: another web page that has its own name point at this address
-(DNS rebinding), or sends to it from elsewhere, gets nothing.
+A request neither reads from nor writes to the disk. The page may load only its own styles, script and data. A request
+must address the server by a name that its user would use, and come from its own page. This protects against web pages
+that point their own name at this address (DNS rebinding) or send requests from elsewhere.
 """
 
 import ipaddress
@@ -25,13 +25,13 @@ from starlette.routing import Route
 from semaug.data.samples import FORMATS, image_in
 from semaug.report.html import environment, policy_of, render_page
 from semaug.report.serve.answers import REACH, STEP, Guide
-from semaug.util.errors import SemaugError
+from semaug.util.errors import SemaugError, SettingError
 
 MAX_BYTES = 25_000_000
-MAX_PIXELS = 50_000_000  # decoded, that is 150 MB
-SECONDS = 60  # that an upload may take
-AT_ONCE = 16  # connections; each may hold an image of MAX_BYTES
-FIXED_HEADERS = {
+MAX_PIXELS = 50_000_000  # 150 MB when decoded
+SECONDS = 60  # time limit of an upload
+CONNECTIONS = 16  # each may hold an image of MAX_BYTES
+_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -42,10 +42,22 @@ FIXED_HEADERS = {
 
 
 def application(guide: Guide, title: str, host: str = "127.0.0.1") -> Starlette:
-    """The application for a server that listens on `host`."""
+    """Build the web application.
+
+    Args:
+        guide: Answers the questions.
+        title: Name of the model, for the page's title.
+        host: The address on which the server will listen.
+
+    Returns:
+        The application.
+    """
     page = _page(guide, title)
     policy = f"{policy_of(page)}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-    one_at_a_time = anyio.CapacityLimiter(1)  # decoding and the network take memory and both cores
+    one_at_a_time = anyio.CapacityLimiter(1)  # decoding and the network need memory and all cores
+
+    def classify(content: bytes) -> dict[str, Any]:
+        return guide.answer(image_in(content, max_pixels=MAX_PIXELS))
 
     async def show(request: Request) -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
@@ -60,18 +72,16 @@ def application(guide: Guide, title: str, host: str = "127.0.0.1") -> Starlette:
     async def answer(request: Request) -> Response:
         try:
             with anyio.fail_after(SECONDS):
-                content = await _received(request)
+                content = await _body(request)
+            if content is None:
+                return _refusal(413, f"the file has more than {MAX_BYTES // 1_000_000} MB")
+            return JSONResponse(await anyio.to_thread.run_sync(classify, content, limiter=one_at_a_time))
         except TimeoutError:
-            return _refused(408, f"the image was not sent within {SECONDS} seconds")
+            return _refusal(408, f"the upload took more than {SECONDS} seconds")
         except ClientDisconnect:
-            return _refused(400, "the image was not sent to its end")
-        if content is None:
-            return _refused(413, f"the file has more than {MAX_BYTES // 1_000_000} MB")
-        try:
-            found = await anyio.to_thread.run_sync(partial(_answered, guide, content), limiter=one_at_a_time)
+            return _refusal(400, "the upload was interrupted")
         except SemaugError as error:
-            return _refused(415, str(error))
-        return JSONResponse(found)
+            return _refusal(415, str(error))
 
     return Starlette(
         routes=[
@@ -79,12 +89,12 @@ def application(guide: Guide, title: str, host: str = "127.0.0.1") -> Starlette:
             Route("/training-image/{index:int}", training_image),
             Route("/answer", answer, methods=["POST"]),
         ],
-        middleware=[Middleware(BaseHTTPMiddleware, dispatch=partial(_guarded, host))],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=partial(_guard, host))],
     )
 
 
 def _page(guide: Guide, title: str) -> str:
-    view = guide.view
+    classifier = guide.view.classifier
     return render_page(
         environment("semaug.report.serve", "semaug.report.figures"),
         "serve.html",
@@ -92,22 +102,21 @@ def _page(guide: Guide, title: str) -> str:
         script="serve.js",
         served=True,
         title=f"Try {title}",
-        network=view.classifier.name,
-        method=str(view.classifier.config.get("method", "not recorded")),
-        classes=len(view.classes),
+        network=classifier.name,
+        method=str(classifier.config.get("method", "not recorded")),
+        classes=len(classifier.classes),
         images=len(guide.seen.names),
-        strength=view.strength,
-        notes=view.notes,
+        strength=guide.view.strength,
+        notes=guide.view.notes,
         formats=", ".join(FORMATS),
-        megabytes=MAX_BYTES // 1_000_000,
         max_bytes=MAX_BYTES,
         reach=REACH,
         step=STEP,
     )
 
 
-async def _received(request: Request) -> bytes | None:
-    """The body of a request; None if it is too large, of which no more than the limit is read."""
+async def _body(request: Request) -> bytes | None:
+    """The body of a request; None if it is too large. No more than the limit is read."""
     stated = request.headers.get("content-length", "0")
     if not stated.isdecimal() or int(stated) > MAX_BYTES:
         return None
@@ -119,51 +128,37 @@ async def _received(request: Request) -> bytes | None:
     return bytes(content)
 
 
-def _answered(guide: Guide, content: bytes) -> dict[str, Any]:
-    return guide.answer(image_in(content, max_pixels=MAX_PIXELS))
-
-
-def _refused(status: int, sentence: str) -> Response:
+def _refusal(status: int, sentence: str) -> Response:
     return JSONResponse({"error": sentence}, status)
 
 
-async def _guarded(host: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Pass on what was sent to this server under its own name and from its own page; harden every response."""
-    named = _name(f"//{request.headers.get('host', '')}")
+async def _guard(host: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    """Refuse requests to other names and from other pages, and add the protective headers to every response."""
     origin = request.headers.get("origin")
-    if len(request.headers.getlist("host")) != 1 or not _is_ours(named, host):
+    if len(request.headers.getlist("host")) != 1 or not _is_own(request.headers["host"], host):
         response = Response("this server is not known by that name\n", 421, media_type="text/plain")
     elif origin is not None and origin.partition("//")[2] != request.headers["host"]:
         response = Response("requests from other pages are refused\n", 403, media_type="text/plain")
     else:
         response = await call_next(request)
-    for name, value in FIXED_HEADERS.items():
+    for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
     return response
 
 
-def _name(address: str) -> str | None:
+def _is_own(header: str, host: str) -> bool:
+    """Whether a Host header names this server as its user would; rebinding needs a name, and not an IP address."""
     try:
-        return urlsplit(address).hostname
-    except ValueError:
-        return None
-
-
-def _is_ours(named: str | None, host: str) -> bool:
-    """Whether a user would call the server so; rebinding needs a name, as an address in numbers cannot be rebound."""
-    if named is None:
-        return False
-    if named in ("localhost", host):
-        return True
-    try:
-        address = ipaddress.ip_address(named)
+        name = urlsplit(f"//{header}").hostname
+        if name in ("localhost", host):
+            return True
+        return ipaddress.ip_address(name or "").is_loopback or not is_loopback(host)
     except ValueError:
         return False
-    return address.is_loopback or not is_loopback(host)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine can reach a server that listens there."""
+    """Whether only this machine can reach a server that listens on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -171,24 +166,26 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket to serve on; port 0 takes a free one."""
+    """Open a socket for the server; port 0 takes a free one. A SettingError says why a port cannot be used."""
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
-        raise SemaugError(
-            f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise SettingError(f"cannot listen on {host}, port {port}: {reason}; choose another `port`") from error
 
 
 def address(listening: socket.socket) -> str:
-    """Where the page is."""
+    """The address of the page on a socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def run(app: Starlette, listening: socket.socket) -> None:
-    """Serve until a signal ends it."""
+    """Serve an application on a socket until a signal ends it."""
+    _server(app).run(sockets=[listening])
+
+
+def _server(app: Starlette) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -197,10 +194,10 @@ def run(app: Starlette, listening: socket.socket) -> None:
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        limit_concurrency=AT_ONCE,
+        limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
-    # requests that the end cuts off are no errors
+    # requests that are cut off when the server ends are not errors
     logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)
-    server.run(sockets=[listening])
+    return server

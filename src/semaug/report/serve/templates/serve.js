@@ -1,8 +1,8 @@
 const get = id => document.getElementById(id);
-const limit = Number(get("give").dataset.limit);
-let found = null, asked = 0;
+const limit = Number(get("upload").dataset.limit);
+let result = null, requests = 0;
 
-function made(tag, text) {
+function create(tag, text) {
   const element = document.createElement(tag);
   if (text !== undefined) element.textContent = text;
   return element;
@@ -10,35 +10,35 @@ function made(tag, text) {
 
 function bars(list, rows) {
   list.replaceChildren(...rows.map(([name, share]) => {
-    const row = made("li"), track = made("div"), bar = made("div");
+    const row = create("li"), track = create("div"), bar = create("div");
     bar.style.width = 100 * share + "%";
     track.append(bar);
-    row.append(made("span", name), made("b", (100 * share).toFixed(1) + " %"), track);
+    row.append(create("span", name), create("b", (100 * share).toFixed(1) + " %"), track);
     return row;
   }));
 }
 
 function photos(strip, indices) {
   strip.replaceChildren(...indices.map(index => {
-    const about = found.images[index], figure = made("figure"), image = made("img");
+    const about = result.images[index], figure = create("figure"), image = create("img");
     image.src = "training-image/" + index;
     image.alt = about.class;
     image.title = about.file;
-    figure.className = about.class === found.class ? "same" : "other";
-    figure.append(image, made("figcaption", about.class));
+    figure.className = about.class === result.class ? "same" : "other";
+    figure.append(image, create("figcaption", about.class));
     return figure;
   }));
 }
 
 function move() {
-  const way = found.directions[get("direction").value], at = Number(get("strength").value);
-  const place = found.positions.reduce((best, value, i) =>
-    Math.abs(value - at) < Math.abs(found.positions[best] - at) ? i : best, 0);
-  get("amount").textContent = found.positions[place].toFixed(1);
-  const far = Math.abs(found.positions[place]) * way.length;
-  get("note").textContent = `${way.note}. The feature is moved by ${far.toPrecision(2)} times the distance of the nearest training image.`;
-  photos(get("along"), way.neighbours[place]);
-  bars(get("along-top"), way.top[place]);
+  const direction = result.directions[get("direction").value], at = Number(get("strength").value);
+  const place = result.positions.reduce((best, value, i) =>
+    Math.abs(value - at) < Math.abs(result.positions[best] - at) ? i : best, 0);
+  get("amount").textContent = result.positions[place].toFixed(1);
+  const distance = Math.abs(result.positions[place]) * direction.length;
+  get("note").textContent = `${direction.note}. The feature is moved by ${distance.toPrecision(2)} times the distance to the nearest training image.`;
+  photos(get("along"), direction.neighbours[place]);
+  bars(get("along-top"), direction.top[place]);
 }
 
 function say(sentence, wrong) {
@@ -47,41 +47,41 @@ function say(sentence, wrong) {
 }
 
 async function ask(file) {
-  const turn = ++asked;
-  found = null;
-  get("found").hidden = true;
+  const request = ++requests;
+  result = null;
+  get("result").hidden = true;
   get("top").replaceChildren();
-  URL.revokeObjectURL(get("given").src);
-  get("given").hidden = true;
+  URL.revokeObjectURL(get("preview").src);
+  get("preview").hidden = true;
   if (file.size > limit) return say("The file is too large.", true);
-  get("given").src = URL.createObjectURL(file);
-  get("given").onload = () => { get("given").hidden = false; };
-  say("Looking …", false);
+  get("preview").src = URL.createObjectURL(file);
+  get("preview").onload = () => { get("preview").hidden = false; };
+  say("Classifying …", false);
   let answer;
   try {
     const response = await fetch("answer", { method: "POST", body: file });
     answer = await response.json();
   } catch {
-    answer = { error: "The server does not answer." };
+    answer = { error: "The server does not respond." };
   }
-  if (turn !== asked) return;
+  if (request !== requests) return;
   if (answer.error) {
-    get("given").hidden = true;
-    get("given").onload = null;
+    get("preview").hidden = true;
+    get("preview").onload = null;
     return say(answer.error, true);
   }
-  found = answer;
+  result = answer;
   say(file.name, false);
-  bars(get("top"), found.top);
-  photos(get("nearest"), found.neighbours);
-  get("direction").replaceChildren(...found.directions.map((way, i) => {
-    const option = made("option", way.name);
+  bars(get("top"), result.top);
+  photos(get("nearest"), result.neighbours);
+  get("direction").replaceChildren(...result.directions.map((direction, i) => {
+    const option = create("option", direction.name);
     option.value = i;
     return option;
   }));
   get("strength").value = 0;
   move();
-  get("found").hidden = false;
+  get("result").hidden = false;
 }
 
 get("file").addEventListener("change", event => {

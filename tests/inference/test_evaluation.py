@@ -1,4 +1,4 @@
-"""The scores against naive NumPy, and the evaluation of a split as a whole."""
+"""Scores against a naive NumPy reference, and the evaluation of a whole split."""
 
 import io
 import json
@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from semaug.data.images import Preprocessing
 from semaug.data.samples import ImageFiles
-from semaug.inference import evaluate as module
-from semaug.inference.evaluate import evaluate, match_classes, score
-from semaug.inference.runs import Classifier
+from semaug.inference import evaluation as module
+from semaug.inference.classifier import Classifier
+from semaug.inference.evaluation import evaluate, match_classes, score
 from semaug.util.errors import SemaugError
 
 # ------------------------------------------------------------------------------------------------- naive references
@@ -93,11 +93,11 @@ def check_against_naive(probabilities, labels):
 
 
 @given(predictions())
-def test_scores_are_those_of_naive_numpy(case):
+def test_scores_equal_a_naive_numpy_reference(case):
     check_against_naive(*case)
 
 
-def test_of_equal_probabilities_the_first_class_wins():
+def test_the_first_of_equally_probable_classes_is_predicted():
     probabilities = torch.full((8, 8), 1 / 8)
     scores = score(probabilities, torch.arange(8))
     assert scores.top1 == 1 / 8
@@ -105,48 +105,37 @@ def test_of_equal_probabilities_the_first_class_wins():
     assert scores.confusion.tolist() == [[label, 0, 1] for label in range(8)]
 
 
-def test_classes_without_images_do_not_count_even_if_they_are_predicted():
+def test_classes_without_images_are_left_out_of_the_mean_accuracy():
     probabilities = torch.eye(4)[[0, 3, 1, 1]]
     scores = score(probabilities, torch.tensor([0, 0, 1, 1]))
     assert scores.class_accuracy == (0.5, 1.0, None, None)
     assert scores.mean_class_accuracy == 0.75
 
 
-def test_two_classes_have_a_top_2():
+def test_top_5_of_two_classes_is_top_2():
     scores = score(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
     assert (scores.top1, scores.top5) == (0.5, 1.0)
     assert scores.calibration_error == pytest.approx(0.5 * abs(1 - 0.9) + 0.5 * 0.8)
 
 
-def test_full_confidence_is_in_the_last_bin():
+def test_a_confidence_of_1_is_in_the_last_bin():
     probabilities = np.array([[1.0, 0.0]] * 3 + [[0.95, 0.05]], dtype=np.float32)
     labels = np.array([0, 0, 1, 1])
     scores = score(torch.tensor(probabilities), torch.tensor(labels))
     assert scores.calibration_error == pytest.approx(abs(2 / 4 - (3 + 0.95) / 4), abs=1e-6)
 
 
-def test_probabilities_rounded_above_1_are_not_taken_for_logits():
+def test_probabilities_rounded_above_1_are_not_treated_as_logits():
     probabilities = torch.eye(3)[[0, 1, 2]]
     assert score(probabilities * (1 + 1e-6), torch.arange(3)).calibration_error == pytest.approx(0, abs=1e-6)
 
 
-def test_a_true_class_of_probability_0_costs_much_and_not_infinitely_much():
+def test_the_cross_entropy_of_probability_0_is_large_and_finite():
     assert 80 < score(torch.eye(2), torch.tensor([1, 0])).cross_entropy < 100
 
 
-def test_scoring_in_chunks_is_scoring_at_once(monkeypatch):
-    rng = np.random.default_rng(0)
-    probabilities = torch.tensor(rng.dirichlet(np.ones(7), size=100), dtype=torch.float32)
-    labels = torch.tensor(rng.integers(7, size=100))
-    at_once = score(probabilities, labels)
-    monkeypatch.setattr(module, "_CHUNK", 33)
-    in_chunks = score(probabilities, labels)
-    assert in_chunks.numbers() == pytest.approx(at_once.numbers(), abs=1e-6)
-    assert torch.equal(in_chunks.confusion, at_once.confusion)
-
-
-def test_scoring_makes_no_tensor_of_classes_by_classes():
-    class LargestMade(TorchDispatchMode):
+def test_scoring_allocates_no_tensor_of_classes_by_classes():
+    class LargestTensor(TorchDispatchMode):
         numbers = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -156,7 +145,7 @@ def test_scoring_makes_no_tensor_of_classes_by_classes():
             return result
 
     probabilities, labels = torch.rand(30, 5000).softmax(1), torch.arange(30) * 100
-    with LargestMade() as largest:
+    with LargestTensor() as largest:
         scores = score(probabilities, labels)
     assert largest.numbers <= probabilities.numel()
     assert int(scores.confusion[:, 2].sum()) == 30
@@ -170,10 +159,10 @@ def test_scoring_makes_no_tensor_of_classes_by_classes():
         (torch.tensor([[math.nan, 1.0]]), torch.tensor([0]), SemaugError, "not finite"),
         (torch.eye(2), torch.tensor([0, 2]), ValueError, "from 0 to 1"),
         (torch.eye(2), torch.tensor([0, -1]), ValueError, "from 0 to 1"),
-        (torch.eye(2), torch.tensor([0, 1, 1]), ValueError, "do not go with"),
+        (torch.eye(2), torch.tensor([0, 1, 1]), ValueError, "do not match"),
     ],
 )
-def test_what_cannot_be_scored_is_an_error(probabilities, labels, error, match):
+def test_invalid_probabilities_and_labels_are_errors(probabilities, labels, error, match):
     with pytest.raises(error, match=match):
         score(probabilities, labels)
 
@@ -210,7 +199,7 @@ class BrightestChannel(nn.Module):
 
 
 class Colours:
-    """Plain images of given colours; later ones load faster, so that threads end out of order."""
+    """Images of one colour each; later ones load faster, so that threads finish out of order."""
 
     def __init__(self, colours, labels):
         self.colours, self.labels = colours, labels
@@ -250,7 +239,7 @@ def expected_probabilities(samples):
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 25, 64])
-def test_an_evaluation_is_right_whatever_the_batch_size(classifier, batch_size):
+def test_an_evaluation_is_correct_for_every_batch_size(classifier, batch_size):
     samples, steps = colours(), []
     result = evaluate(classifier, samples, batch_size, lambda done, total: steps.append((done, total)))
     numbers, arrays = naive_scores(expected_probabilities(samples), np.array(samples.labels))
@@ -260,7 +249,7 @@ def test_an_evaluation_is_right_whatever_the_batch_size(classifier, batch_size):
     assert steps == [(min(50, done), 50) for done in range(batch_size, 50 + batch_size, batch_size)]
 
 
-def test_the_worst_mistakes_and_pairs_come_first(classifier):
+def test_mistakes_and_confused_pairs_are_sorted_worst_first(classifier):
     samples = colours(200)
     result = evaluate(classifier, samples)
     probabilities = expected_probabilities(samples)
@@ -276,7 +265,7 @@ def test_the_worst_mistakes_and_pairs_come_first(classifier):
     assert pair.share == pair.count / samples.labels.count(CLASSES.index(pair.true))
 
 
-def test_labels_of_data_with_other_classes_are_translated(classifier):
+def test_labels_are_translated_to_the_classes_of_the_model(classifier):
     samples = Colours([(0, 0, 255), (0, 255, 0)], [0, 1])
     result = evaluate(classifier, samples, data_classes=(CLASSES[2], "green"))
     assert result.scores.top1 == 1
@@ -285,13 +274,13 @@ def test_labels_of_data_with_other_classes_are_translated(classifier):
         evaluate(classifier, samples, data_classes=("green", "yellow"))
 
 
-def test_few_images_are_in_memory_at_a_time(classifier):
+def test_at_most_two_batches_of_images_are_in_memory(classifier):
     samples, ahead = colours(100), []
     evaluate(classifier, samples, 4, lambda done, total: ahead.append(samples.loaded - done))
-    assert max(ahead) <= 2 * 4 + 1
+    assert max(ahead) <= 2 * 4
 
 
-def test_an_unreadable_image_is_named(classifier, tmp_path: Path):
+def test_the_error_for_an_unreadable_file_names_it(classifier, tmp_path: Path):
     Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"no image")
     samples = ImageFiles(tmp_path, (tmp_path / "good.png", tmp_path / "bad.png"), (0, 1))
@@ -299,21 +288,21 @@ def test_an_unreadable_image_is_named(classifier, tmp_path: Path):
         evaluate(classifier, samples)
 
 
-def test_an_error_of_other_samples_is_named(classifier, monkeypatch):
+def test_the_error_of_other_kinds_of_samples_names_the_image(classifier, monkeypatch):
     samples = colours(3)
     monkeypatch.setattr(samples, "load", lambda i: (_ for _ in ()).throw(OSError("disk on fire")))
     with pytest.raises(SemaugError, match="colour 0: disk on fire"):
         evaluate(classifier, samples)
 
 
-def test_no_images_or_a_bad_batch_size_is_an_error(classifier):
+def test_no_images_and_a_bad_batch_size_are_errors(classifier):
     with pytest.raises(SemaugError, match="no images"):
         evaluate(classifier, Colours([], []))
-    with pytest.raises(SemaugError, match="batch size"):
+    with pytest.raises(SemaugError, match="`batch_size`"):
         evaluate(classifier, colours(3), 0)
 
 
-def test_json_holds_plain_types_and_the_whole_confusion_matrix(classifier):
+def test_json_has_plain_types_and_the_whole_confusion_matrix(classifier):
     result = evaluate(classifier, Colours([(255, 0, 0), (255, 0, 0), (0, 255, 0)], [0, 1, 1]))
     content = result.to_json()
     assert json.loads(json.dumps(content, allow_nan=False)) == content
@@ -326,7 +315,7 @@ def test_json_holds_plain_types_and_the_whole_confusion_matrix(classifier):
     assert content["worst_mistakes"][0]["name"] == "colour 1"
 
 
-def test_the_table_shows_names_as_they_are(classifier):
+def test_the_tables_show_class_names_without_markup(classifier):
     result = evaluate(classifier, Colours([(255, 0, 0), (0, 255, 0)], [0, 2]))
     console = Console(file=io.StringIO(), width=100)
     console.print(result.table())
@@ -336,7 +325,7 @@ def test_the_table_shows_names_as_they_are(classifier):
     assert text.count("[bold]blue[/bold]") == 2
 
 
-def test_without_mistakes_there_is_no_table_of_them(classifier):
+def test_without_mistakes_there_is_no_table_of_confused_classes(classifier):
     result = evaluate(classifier, Colours([(255, 0, 0)], [0]))
     console = Console(file=io.StringIO(), width=100)
     console.print(result.table())

@@ -1,4 +1,4 @@
-"""Which files inputs stand for, their predictions in order, and the tables that are written."""
+"""Files that inputs stand for, their predictions in order, and the tables with the results."""
 
 import csv
 import io
@@ -19,8 +19,9 @@ from semaug.data import birds
 from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
 from semaug.data.samples import load_image
-from semaug.inference.predict import Prediction, expand, in_order, predict, write
-from semaug.inference.runs import FORMAT, load_classifier
+from semaug.inference.classifier import load_classifier
+from semaug.inference.prediction import Prediction, expand, predict, write
+from semaug.inference.runs import FORMAT
 from semaug.util.errors import SemaugError
 
 CLASSES = ["=cmd|' /C calc'!A0", *(kind.name for kind in birds.species(5))]
@@ -50,7 +51,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def alone(classifier, path):
-    """The classes of one image by decreasing probability, one image at a time."""
+    """The classes of a single image and their probabilities, best first."""
     pixels = classifier.preprocessing.pixels(load_image(path))
     probabilities = classifier.probabilities(torch.tensor(pixels)[None])[0].tolist()
     order = sorted(range(len(probabilities)), key=lambda c: -probabilities[c])
@@ -64,17 +65,17 @@ def stdin(monkeypatch, content: bytes):
 # ---------------------------------------------------------------------------------------------------------- inputs
 
 
-def test_a_folder_stands_for_its_images_sorted(tmp_path):
+def test_a_folder_stands_for_its_images_in_sorted_order(tmp_path):
     names = ["b.JPG", "a/z.png", "a/b/y.webp", "c.txt", ".hidden.png", "._c.jpg", ".cache/x.png", "a.jpeg"]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    found = list(expand([tmp_path]))
-    assert found == sorted(found)
-    assert [str(path.relative_to(tmp_path)) for path in found] == ["a/b/y.webp", "a/z.png", "a.jpeg", "b.JPG"]
+    files = list(expand([tmp_path]))
+    assert files == sorted(files)
+    assert [str(path.relative_to(tmp_path)) for path in files] == ["a/b/y.webp", "a/z.png", "a.jpeg", "b.JPG"]
 
 
-def test_linked_folders_are_followed_and_loops_are_not(tmp_path):
+def test_linked_folders_are_followed_without_loops(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "x.png").touch()
     (tmp_path / "here").mkdir()
@@ -83,7 +84,7 @@ def test_linked_folders_are_followed_and_loops_are_not(tmp_path):
     assert list(expand([tmp_path / "here"])) == [tmp_path / "here" / "link" / "x.png"]
 
 
-def test_inputs_keep_their_order(photos):
+def test_files_are_in_the_order_of_the_inputs(photos):
     second = photos / "02.png"
     assert list(expand([str(second), photos / "deep", second]))[0::7] == [second, second]
 
@@ -94,13 +95,13 @@ def test_patterns_match_images_and_folders(photos):
     assert len(list(expand([f"{photos}/**/*.png"]))) == 12
 
 
-def test_a_file_named_like_a_pattern_is_a_file(tmp_path):
+def test_a_file_whose_name_is_a_pattern_is_a_file(tmp_path):
     (tmp_path / "bird[1].png").touch()
     (tmp_path / "bird1.png").touch()
     assert list(expand([tmp_path / "bird[1].png"])) == [tmp_path / "bird[1].png"]
 
 
-def test_a_named_file_may_have_any_suffix(tmp_path):
+def test_an_explicit_file_may_have_any_suffix(tmp_path):
     (tmp_path / "photo").touch()
     assert list(expand([tmp_path / "photo"])) == [tmp_path / "photo"]
 
@@ -108,11 +109,11 @@ def test_a_named_file_may_have_any_suffix(tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="names of files are text there")
 def test_standard_input_lists_files_and_folders(monkeypatch, photos):
     stdin(monkeypatch, f"{photos}/deep\r\n\nnot there.png\n".encode() + b"by\xfftes.png")
-    found = list(expand(["-"]))
-    assert found == [*sorted((photos / "deep").iterdir()), Path("not there.png"), Path("by\udcfftes.png")]
+    files = list(expand(["-"]))
+    assert files == [*sorted((photos / "deep").iterdir()), Path("not there.png"), Path("by\udcfftes.png")]
 
 
-def test_standard_input_is_read_as_it_comes(monkeypatch):
+def test_standard_input_is_read_line_by_line(monkeypatch):
     class Endless:
         buffer = (f"{i}.png\n".encode() for i in itertools.count())
 
@@ -121,7 +122,7 @@ def test_standard_input_is_read_as_it_comes(monkeypatch):
 
 
 @pytest.mark.parametrize("missing", ["nowhere.png", "no*.png"])
-def test_what_stands_for_nothing_is_an_error_at_once(photos, missing):
+def test_an_input_without_files_is_an_error_before_any_work(photos, missing):
     with pytest.raises(SemaugError, match=missing.replace("*", r"\*")):
         expand([photos, photos / missing])
 
@@ -133,7 +134,7 @@ def test_a_folder_without_images_and_no_inputs_are_errors(tmp_path):
         expand([])
 
 
-def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+def test_the_error_for_an_unreadable_folder_names_it(tmp_path, monkeypatch):
     def forbidden(folder):
         raise PermissionError(13, "Permission denied")
 
@@ -147,45 +148,45 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("batch_size", [1, 5, 64])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_predictions_are_those_of_each_image_alone_in_order(classifier, photos, batch_size, workers):
+def test_batched_predictions_equal_those_of_single_images(classifier, photos, batch_size, workers):
     files = list(expand([photos]))
-    found = list(predict(classifier, files, 3, batch_size, workers))
-    assert [prediction.path for prediction in found] == [str(file) for file in files]
-    for prediction in found:
+    predictions = list(predict(classifier, files, 3, batch_size, workers))
+    assert [prediction.path for prediction in predictions] == [str(file) for file in files]
+    for prediction in predictions:
         labels, probabilities = alone(classifier, prediction.path)
         assert prediction.labels == tuple(labels[:3])
         assert prediction.probabilities == pytest.approx(probabilities[:3], abs=1e-5)
         assert prediction.error is None
-    assert len({prediction.labels[0] for prediction in found}) > 1
+    assert len({prediction.labels[0] for prediction in predictions}) > 1
 
 
-def test_there_are_no_more_predictions_than_classes(classifier, photos):
+def test_top_k_is_limited_by_the_number_of_classes(classifier, photos):
     [prediction] = predict(classifier, [photos / "00.png"], top_k=100)
     assert prediction.top_k == len(prediction.labels) == len(CLASSES)
     assert sum(prediction.probabilities) == pytest.approx(1, abs=1e-5)
 
 
-def test_a_broken_file_is_reported_and_the_rest_is_done(classifier, photos, tmp_path):
+def test_unreadable_files_are_reported_between_the_others(classifier, photos, tmp_path):
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "cut.png").write_bytes((photos / "00.png").read_bytes()[:900])
     good = photos / "02.png"
     files = [tmp_path / "text.png", good, tmp_path / "cut.png", tmp_path / "gone.png", tmp_path, good]
-    found = list(predict(classifier, files, batch_size=2))
-    assert [prediction.error is None for prediction in found] == [False, True, False, False, False, True]
-    assert [prediction.path for prediction in found] == [str(file) for file in files]
-    assert found[1].labels == found[5].labels
-    for prediction in found:
+    predictions = list(predict(classifier, files, batch_size=2))
+    assert [prediction.error is None for prediction in predictions] == [False, True, False, False, False, True]
+    assert [prediction.path for prediction in predictions] == [str(file) for file in files]
+    assert predictions[1].labels == predictions[5].labels
+    for prediction in predictions:
         assert prediction.error is None or prediction.path in prediction.error
 
 
-def test_a_crash_of_a_decoder_is_reported_as_well(classifier, photos, monkeypatch):
-    monkeypatch.setattr("semaug.inference.predict.load_image", lambda path: 1 // 0)
+def test_any_exception_of_a_decoder_is_reported(classifier, photos, monkeypatch):
+    monkeypatch.setattr("semaug.inference.prediction.load_image", lambda path: 1 // 0)
     [prediction] = predict(classifier, [photos / "00.png"])
     assert prediction.error is not None
     assert "ZeroDivisionError" in prediction.error
 
 
-def test_endless_inputs_are_read_a_little_ahead(classifier, photos):
+def test_endless_inputs_are_read_at_most_two_batches_ahead(classifier, photos):
     taken = []
 
     def inputs():
@@ -194,28 +195,16 @@ def test_endless_inputs_are_read_a_little_ahead(classifier, photos):
             yield photos / "00.png"
 
     assert len(list(itertools.islice(predict(classifier, inputs(), batch_size=2), 10))) == 10
-    assert len(taken) <= 10 + 2 * 2 + 1
+    assert len(taken) <= 10 + 2 * 2
 
 
-def test_in_order_ends_at_the_first_error():
-    done = []
-
-    def work(i):
-        done.append(i)
-        return 1 // (i - 5)
-
-    with pytest.raises(ZeroDivisionError):
-        list(in_order(work, range(1000), workers=2, ahead=10))
-    assert len(done) < 30
-
-
-def test_bad_numbers_are_errors_at_once(classifier):
+def test_bad_numbers_are_errors_before_any_work(classifier):
     for options in ({"top_k": 0}, {"batch_size": 0}):
         with pytest.raises(SemaugError, match="at least 1"):
             predict(classifier, [], **options)
 
 
-def test_a_diverged_network_is_an_error(classifier, photos, monkeypatch):
+def test_outputs_that_are_not_finite_are_an_error(classifier, photos, monkeypatch):
     monkeypatch.setattr(classifier, "probabilities", lambda pixels: torch.full((len(pixels), 6), torch.nan))
     with pytest.raises(SemaugError, match="not finite"):
         list(predict(classifier, [photos / "00.png"]))
@@ -236,7 +225,7 @@ def read_csv(path):
         return list(csv.DictReader(file))
 
 
-def test_csv_has_a_column_per_rank_and_no_formulas(tmp_path):
+def test_csv_has_columns_for_each_rank_and_no_formulas(tmp_path):
     summary = write(PREDICTIONS, tmp_path / "new" / "out.csv", "csv")
     rows = read_csv(tmp_path / "new" / "out.csv")
     assert list(rows[0]) == ["path", "label", "probability", "label_2", "probability_2", "error"]
@@ -251,7 +240,7 @@ def test_csv_has_a_column_per_rank_and_no_formulas(tmp_path):
     assert summary.rate == pytest.approx(summary.count / summary.seconds)
 
 
-def test_a_table_that_was_written_is_read_with_the_names_that_there_are(tmp_path):
+def test_the_table_reader_restores_the_names(tmp_path):
     names = [
         "=1+1.png",
         "-x.png",
@@ -276,7 +265,7 @@ def test_a_table_that_was_written_is_read_with_the_names_that_there_are(tmp_path
     assert [data.classes[label] for label in train.labels] == labels
 
 
-def test_jsonl_is_exact(tmp_path):
+def test_json_lines_are_exact(tmp_path):
     summary = write(PREDICTIONS, tmp_path / "out.jsonl", "jsonl")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("ascii").splitlines()]
     for line, prediction in zip(lines, PREDICTIONS, strict=True):
@@ -288,7 +277,7 @@ def test_jsonl_is_exact(tmp_path):
 
 
 @pytest.mark.parametrize("format", ["csv", "jsonl"])
-def test_standard_output_gets_the_same_as_a_file(tmp_path, monkeypatch, format):
+def test_standard_output_and_a_file_get_the_same_bytes(tmp_path, monkeypatch, format):
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8", newline=""))
     write(PREDICTIONS, None, format)
@@ -296,27 +285,27 @@ def test_standard_output_gets_the_same_as_a_file(tmp_path, monkeypatch, format):
     assert out.getvalue() == (tmp_path / "file").read_bytes()
 
 
-def test_a_file_appears_when_it_is_complete(tmp_path):
+def test_a_file_appears_only_when_it_is_complete(tmp_path):
     target = tmp_path / "out.csv"
     target.write_text("old")
 
-    def broken_off():
+    def interrupted():
         yield PREDICTIONS[1]
         assert target.read_text() == "old"
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(broken_off(), target)
+        write(interrupted(), target)
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_no_predictions_are_an_empty_table(tmp_path):
+def test_without_predictions_the_table_has_only_a_header(tmp_path):
     assert write([], tmp_path / "out.csv").count == 0
     assert (tmp_path / "out.csv").read_bytes() == b"path,label,probability,error\r\n"
 
 
-def test_a_place_that_cannot_be_written_is_an_error_before_any_work(tmp_path):
+def test_an_unwritable_destination_is_an_error_before_any_work(tmp_path):
     def untouched():
         raise AssertionError("work was done")
         yield

@@ -1,0 +1,139 @@
+"""Trained classifiers, from a run directory, an exported folder, a hub folder or an ONNX file.
+
+These may come from unknown sources: nothing is unpickled, and sizes are checked before memory is allocated.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from semaug.data.images import Preprocessing
+from semaug.inference.loop import predict_logits
+from semaug.inference.onnx_model import OnnxModel
+from semaug.inference.runs import read_description
+from semaug.network.models import build_model, read_weights
+from semaug.util.errors import FileError, ModelError, RunError, SemaugError
+
+
+@dataclass
+class Classifier:
+    """A trained network with everything needed to use it.
+
+    Args:
+        model: The network, from inputs (N, 3, crop, crop) to logits (N, C), in evaluation mode.
+        classes: Class names in the order of the outputs.
+        preprocessing: How an image becomes an input.
+        name: Name of the architecture, as in :func:`semaug.network.models.build_model`.
+        config: The settings of its training; may be empty.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2))
+        >>> classifier = Classifier(model.eval(), ("cat", "dog"), Preprocessing(40, 32), "linear", {})
+        >>> classifier.probabilities(torch.zeros(1, 40, 40, 3, dtype=torch.uint8)).shape
+        torch.Size([1, 2])
+    """
+
+    model: nn.Module
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+    name: str
+    config: dict[str, Any]
+
+    def probabilities(self, pixels: Tensor) -> Tensor:
+        """Class probabilities (N, C), in fp32 on the CPU, of uint8 pixels (N, resize, resize, 3)."""
+        [logits] = predict_logits(self.model, [pixels], self.preprocessing)
+        return logits.softmax(1)
+
+
+def as_composite(composite: str | None, model: nn.Module, num_classes: int) -> nn.Module:
+    """Build a composite model around a network.
+
+    Args:
+        composite: ``"p2p"`` for a P2P-Net, or None for the network itself.
+        model: The network.
+        num_classes: Number of classes.
+
+    Returns:
+        The composite model, or the network.
+
+    Raises:
+        ValueError: If the network has no stages to build a P2P-Net from.
+        ModelError: If the composite model is unknown.
+    """
+    if composite is None:
+        return model
+    if composite != "p2p":
+        raise ModelError(f"unknown composite model {composite!r}")
+    from semaug.p2p import P2PNet
+
+    return P2PNet(model, num_classes)
+
+
+def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier:
+    """Load the trained classifier of a run directory or of an exported folder.
+
+    Args:
+        run: The folder; it may come from an unknown source.
+        device: Where to put the network.
+
+    Returns:
+        The classifier, in evaluation mode.
+
+    Raises:
+        RunError: If the folder is not a run directory, or its training has not finished.
+        ModelError: If the weights are damaged or do not fit the network.
+
+    Example:
+        >>> classifier = load_classifier(Path("runs/birds"))  # doctest: +SKIP
+    """
+    name, classes, preprocessing, config = read_description(run)
+    file = run / "model.safetensors"
+    if not file.is_file():
+        raise RunError(f"{run} has no model.safetensors: its training has not finished; run the same command again")
+    weights = read_weights(file)
+    if not any(value.ndim and value.shape[0] == len(classes) for value in weights.values()):
+        raise ModelError(f"no tensor in {file} fits the {len(classes)} classes of {run}")
+    try:
+        model = build_model(name, len(classes), preprocessing.crop)
+        model = as_composite(config.get("composite"), model, len(classes))
+        model.load_state_dict(weights)
+    except SemaugError:
+        raise
+    except Exception as error:  # libraries that build networks raise many types
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ModelError(f"the weights of {run} do not fit a {name}: {reason}") from error
+    return Classifier(model.to(device).eval(), classes, preprocessing, name, config)
+
+
+def open_classifier(path: Path, device: str | torch.device = "cpu") -> Classifier:
+    """Load a classifier from a run directory, an exported or hub folder, or an ONNX file.
+
+    Args:
+        path: The folder, or an ONNX file with the config.json and classes.json of its export beside it.
+        device: Where to put the network; ONNX runs on the CPU.
+
+    Returns:
+        The classifier, in evaluation mode.
+
+    Raises:
+        RunError: If the folder is not a run directory, or its training has not finished.
+        ModelError: If the network or its weights are damaged or do not fit.
+        FileError: If the file, or one of the files beside it, is missing.
+
+    Example:
+        >>> classifier = open_classifier(Path("exported/model.onnx"))  # doctest: +SKIP
+    """
+    if path.suffix != ".onnx" and not path.is_file():
+        return load_classifier(path, device)
+    if path.suffix != ".onnx":
+        raise ModelError(f"{path} is neither a folder nor an ONNX file")
+    for file in (path, path.with_name("config.json"), path.with_name("classes.json")):
+        if not file.is_file():
+            beside = "" if file is path else f"; it must be beside {path} and describes its inputs and outputs"
+            raise FileError(f"there is no file {file}{beside}")
+    name, classes, preprocessing, config = read_description(path.parent)
+    model = OnnxModel(path, preprocessing.crop, len(classes))
+    return Classifier(model.eval(), classes, preprocessing, name, config)

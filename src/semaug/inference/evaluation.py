@@ -1,0 +1,281 @@
+"""Evaluation of a classifier on a split: scores, confused classes and the worst mistakes."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from semaug.data.images import ProgressCallback
+from semaug.data.samples import Samples
+from semaug.inference.classifier import Classifier
+from semaug.inference.loop import decode_samples
+from semaug.util import distributed
+from semaug.util.errors import DataError, ModelError, SettingError
+
+LISTED = 20  # confused pairs and mistakes in an evaluation
+SCORES = {  # label and format of each score that is one number; k is 5, or the number of classes if that is smaller
+    "top1": ("top-1 accuracy", "{:.2%}"),
+    "top5": ("top-{k} accuracy", "{:.2%}"),
+    "mean_class_accuracy": ("mean accuracy of the classes", "{:.2%}"),
+    "cross_entropy": ("cross-entropy", "{:.4f}"),
+    "calibration_error": ("expected calibration error", "{:.4f}"),
+}
+_TABLE_ROWS = 10
+_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores of predictions. If classes are equally probable, the first one counts as the more probable."""
+
+    top1: float
+    top5: float  # top-C if there are fewer than 5 classes
+    mean_class_accuracy: float  # over the classes that have images
+    cross_entropy: float
+    calibration_error: float  # expected, L1, over 15 bins of confidence
+    class_images: tuple[int, ...]  # number of images of each class
+    class_accuracy: tuple[float | None, ...]  # None: a class without images
+    confusion: Tensor  # (K, 3) integers: true class, predicted class and count, for all counts above 0, in order
+
+    def numbers(self) -> dict[str, float]:
+        """The scores that are one number each, by name."""
+        return {name: getattr(self, name) for name in SCORES}
+
+
+def score(probabilities: Tensor, labels: Tensor) -> Scores:
+    """Score class probabilities against labels.
+
+    Args:
+        probabilities: Predictions (N, C), C ≥ 2.
+        labels: True classes (N,), from 0 to C - 1.
+
+    Returns:
+        The scores.
+
+    Raises:
+        ValueError: If the shapes do not match or a label is out of range.
+        SemaugError: If there are no images, there is a single class, or a probability is not finite.
+
+    Example:
+        >>> score(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 0])).top1
+        0.5
+    """
+    if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
+        raise ValueError(f"{tuple(probabilities.shape)} probabilities do not match {tuple(labels.shape)} labels")
+    labels = labels.detach().cpu().long()
+    _check_labels(labels, probabilities.shape[1])
+    return _total_scores(_image_scores(probabilities.detach().cpu(), labels), labels, probabilities.shape[1])
+
+
+def _check_labels(labels: Tensor, classes: int) -> None:
+    if len(labels) == 0:
+        raise DataError("there are no images to evaluate")
+    if classes < 2:
+        raise ModelError("a model with a single class cannot be evaluated")
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise ValueError(f"labels must be from 0 to {classes - 1}")
+
+
+def _image_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """What the scores need of each image, (N, 4) in fp64, however many classes there are.
+
+    The most probable class, its probability (NaN if an output is not finite), the rank of the true class (0 for the
+    most probable), and the probability of the true class.
+    """
+    rows = probabilities.float().clamp(0, 1)
+    predicted, own = rows.argmax(1), rows.gather(1, labels[:, None])
+    confidence = rows.gather(1, predicted[:, None])[:, 0].where(probabilities.isfinite().all(1), math.nan)
+    # of equally probable classes the first comes first, which torch.topk does not guarantee
+    earlier = torch.arange(rows.shape[1]) < labels[:, None]
+    rank = ((rows > own) | ((rows == own) & earlier)).sum(1)
+    return torch.stack([column.double() for column in (predicted, confidence, rank, own[:, 0])], 1)
+
+
+def _total_scores(image_scores: Tensor, labels: Tensor, classes: int) -> Scores:
+    from torchmetrics.classification import BinaryCalibrationError
+
+    if image_scores.isnan().any():
+        raise ModelError("the network's outputs are not finite numbers: its training has diverged")
+    count = len(image_scores)
+    predicted, confidence, rank, true_probability = image_scores[:, 0].long(), *image_scores[:, 1:].T
+    right = predicted == labels
+    calibration = BinaryCalibrationError(n_bins=15, norm="l1", sync_on_compute=False)  # all ranks have all numbers
+    # torchmetrics treats values above 1 as logits, and puts 1 into a bin of its own
+    calibration.update(confidence.float().clamp(max=_BELOW_ONE), right)
+    places, counts = torch.unique(labels * classes + predicted, return_counts=True)
+    images = torch.bincount(labels, minlength=classes).tolist()
+    correct = torch.bincount(labels[right], minlength=classes).tolist()
+    class_accuracy = tuple(c / n if n else None for c, n in zip(correct, images, strict=True))
+    present = [accuracy for accuracy in class_accuracy if accuracy is not None]
+    return Scores(
+        top1=sum(correct) / count,
+        top5=int((rank < 5).sum()) / count,
+        mean_class_accuracy=sum(present) / len(present),
+        cross_entropy=-float(true_probability.clamp(min=torch.finfo(torch.float32).tiny).log().sum()) / count,
+        calibration_error=float(calibration.compute()),
+        class_images=tuple(images),
+        class_accuracy=class_accuracy,
+        confusion=torch.stack([places // classes, places % classes, counts], 1),
+    )
+
+
+@dataclass(frozen=True)
+class ConfusedPair:
+    """Images of one class that were classified as another."""
+
+    true: str
+    predicted: str
+    count: int
+    share: float  # of the images of the true class
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An image that was classified wrongly, and the probability of the wrong class."""
+
+    name: str
+    true: str
+    predicted: str
+    probability: float
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The result of :func:`evaluate`; classes are those of the classifier."""
+
+    count: int  # of images
+    classes: tuple[str, ...]
+    scores: Scores
+    confused: tuple[ConfusedPair, ...]  # the most frequent first
+    mistakes: tuple[Mistake, ...]  # the most confident first
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything in plain types; the confusion matrix as a list of [true, predicted, count] without zeros."""
+        per_class = zip(self.classes, self.scores.class_images, self.scores.class_accuracy, strict=True)
+        return {
+            "count": self.count,
+            **self.scores.numbers(),
+            "classes": [{"name": name, "images": images, "accuracy": share} for name, images, share in per_class],
+            "confusion": self.scores.confusion.tolist(),
+            "most_confused": [vars(pair) for pair in self.confused],
+            "worst_mistakes": [vars(mistake) for mistake in self.mistakes],
+        }
+
+    def table(self) -> Group:
+        """Tables for the terminal: the scores, the worst classes, and the most confused pairs."""
+        title, k = f"{self.count} images, {len(self.classes)} classes", min(5, len(self.classes))
+        numbers = self.scores.numbers()
+        scores = [(label.format(k=k), layout.format(numbers[name])) for name, (label, layout) in SCORES.items()]
+        accuracies = sorted((share, i) for i, share in enumerate(self.scores.class_accuracy) if share is not None)
+        worst = [
+            (self.classes[i], str(self.scores.class_images[i]), f"{share:.1%}") for share, i in accuracies[:_TABLE_ROWS]
+        ]
+        pairs = [(p.true, p.predicted, str(p.count), f"{p.share:.1%}") for p in self.confused[:_TABLE_ROWS]]
+        tables = [_table(title, ["score"], ["value"], scores)]
+        tables.append(_table("worst classes", ["class"], ["images", "accuracy"], worst))
+        if pairs:
+            tables.append(_table("most confused", ["class", "classified as"], ["images", "of the class"], pairs))
+        return Group(*tables)
+
+
+def _table(title: str, names: list[str], numbers: list[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(*names, title=title)
+    for column in numbers:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*map(Text, row))  # as Text: brackets in a class name are not markup
+    return table
+
+
+def match_classes(model_classes: Sequence[str], data_classes: Sequence[str]) -> tuple[int, ...]:
+    """Find for each class of the data, by name, the index of the model's output; classes may be missing in the data.
+
+    Raises:
+        DataError: If the model does not have a class of the data.
+    """
+    index = {name: i for i, name in enumerate(model_classes)}
+    unknown = [name for name in data_classes if name not in index]
+    if unknown:
+        known = set(data_classes)
+        others = [name for name in model_classes if name not in known]
+        instead = f"; it knows {_first(others)} instead" if others else ""
+        raise DataError(f"the model does not know {len(unknown)} of the data's classes: {_first(unknown)}{instead}")
+    return tuple(index[name] for name in data_classes)
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+
+
+def evaluate(
+    classifier: Classifier,
+    samples: Samples,
+    batch_size: int = 64,
+    progress: ProgressCallback | None = None,
+    *,
+    data_classes: Sequence[str] | None = None,
+    workers: int | None = None,
+) -> Evaluation:
+    """Classify all images of a split and score the result.
+
+    Memory holds two batches of images and four numbers per image. Under torch.distributed each rank classifies its
+    share of the images, and all ranks have the result.
+
+    Args:
+        classifier: The classifier.
+        samples: The split; its ``load`` must be thread-safe.
+        batch_size: Images per batch, ≥ 1.
+        progress: Called after each batch with the number of images done and their total.
+        data_classes: The classes that the labels index, matched with the classifier's by name; None: its own.
+        workers: Threads that decode images; None: one for each core, at most 8.
+
+    Returns:
+        Scores, confused classes and the worst mistakes.
+
+    Raises:
+        SettingError: If the batch size is below 1.
+        DataError: If there are no images, one cannot be read, or the classifier does not know a class.
+        ModelError: If the classifier has a single class, or its outputs are not finite.
+
+    Example:
+        >>> evaluate(classifier, read_data("photos").splits["test"]).scores.top1  # doctest: +SKIP
+    """
+    if batch_size < 1:
+        raise SettingError(f"`batch_size` must be at least 1, not {batch_size}")
+    classes = classifier.classes
+    labels = torch.from_numpy(np.array(samples.labels, dtype=np.int64))
+    if data_classes is not None:
+        labels = torch.tensor(match_classes(classes, data_classes), dtype=torch.long)[labels]
+    _check_labels(labels, len(classes))
+    own = distributed.rank_slice(len(samples))
+    done, image_scores = own.start, torch.zeros(len(samples), 4, dtype=torch.float64)
+    for batch in decode_samples(samples, range(own.start, own.stop), classifier.preprocessing, batch_size, workers):
+        rows = slice(done, done + len(batch))
+        image_scores[rows] = _image_scores(classifier.probabilities(torch.from_numpy(np.stack(batch))), labels[rows])
+        done += len(batch)
+        if progress is not None:
+            progress(done - own.start, own.stop - own.start)
+    [image_scores] = distributed.sum_over_ranks([image_scores])
+    scores = _total_scores(image_scores, labels, len(classes))
+    errors = scores.confusion[scores.confusion[:, 0] != scores.confusion[:, 1]]
+    frequent = errors[errors[:, 2].argsort(descending=True, stable=True)][:LISTED].tolist()
+    predicted, confidence = image_scores[:, 0].long(), image_scores[:, 1]
+    wrong = (predicted != labels).nonzero().flatten()
+    worst = wrong[confidence[wrong].argsort(descending=True, stable=True)][:LISTED].tolist()
+    return Evaluation(
+        count=len(samples),
+        classes=classes,
+        scores=scores,
+        confused=tuple(ConfusedPair(classes[t], classes[p], n, n / scores.class_images[t]) for t, p, n in frequent),
+        mistakes=tuple(
+            Mistake(samples.name(i), classes[int(labels[i])], classes[int(predicted[i])], float(confidence[i]))
+            for i in worst
+        ),
+    )

@@ -1,0 +1,237 @@
+"""Classification of many image files with constant memory, written as CSV or JSON lines."""
+
+import csv
+import glob
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+import torch
+
+from semaug.data.samples import IMAGE_SUFFIXES, load_image
+from semaug.inference.classifier import Classifier
+from semaug.inference.loop import Pixels, decode_batches
+from semaug.util.errors import DataError, ModelError, SemaugError, SettingError, printable
+from semaug.util.files import open_atomically
+from semaug.util.spreadsheets import escape_formula
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most probable classes of one file, best first; none if it cannot be read, and `error` says why."""
+
+    path: str
+    top_k: int  # number of classes that a readable file gets
+    labels: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What :func:`write` has written."""
+
+    count: int  # of files
+    failed: int  # number of files that cannot be read
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Files per second."""
+        return self.count / self.seconds if self.seconds > 0 else 0.0
+
+
+def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
+    """List the image files that the inputs stand for, in the order of the inputs.
+
+    Args:
+        inputs: Files; folders (all images in them and in their subfolders, sorted, without hidden ones); glob patterns
+            (sorted); or ``-``: files and folders from standard input, one per line.
+
+    Returns:
+        The files. Those from standard input are not checked: a missing one becomes a failed prediction.
+
+    Raises:
+        DataError: If an input stands for no image; before any image is read.
+
+    Example:
+        >>> files = expand(["photos", "more/*.png"])  # doctest: +SKIP
+    """
+    sources: list[Iterator[Path]] = []
+    for text in map(str, inputs):
+        path = Path(text)
+        if text == "-":
+            sources.append(_stdin())
+            continue
+        if path.exists():  # before patterns: a file name may contain brackets
+            files = _images(path) if path.is_dir() else iter([path])
+        else:
+            files = chain.from_iterable(map(_images, sorted(map(Path, glob.iglob(text, recursive=True)))))
+        first = next(files, None)
+        if first is None:
+            raise DataError(
+                f"there are no images in the folder {text}" if path.is_dir() else f"there is no image {text}"
+            )
+        sources += [iter([first]), files]
+    if not sources:
+        raise DataError("there is nothing to classify: name files, folders or patterns, or - for a list on stdin")
+    return chain.from_iterable(sources)
+
+
+def _stdin() -> Iterator[Path]:
+    for line in sys.stdin.buffer:  # bytes: a file name need not be valid text
+        if name := os.fsdecode(line.rstrip(b"\r\n")):
+            yield from _images(Path(name)) if Path(name).is_dir() else [Path(name)]
+
+
+def _images(path: Path, ancestors: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """The images at or below a path, sorted; the names of one folder at a time are in memory."""
+    real = os.path.realpath(path)
+    if not path.is_dir():
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            yield path
+    elif real not in ancestors:  # else it is a link to a folder that contains it
+        try:
+            names = sorted(entry.name for entry in path.iterdir())  # paths would need four times the memory
+        except OSError as error:
+            raise DataError(f"cannot read the folder {path}: {error.strerror}") from error
+        for name in names:
+            if not name.startswith("."):
+                yield from _images(path / name, ancestors | {real})
+
+
+def predict(
+    classifier: Classifier,
+    inputs: Iterable[Path | str],
+    top_k: int = 5,
+    batch_size: int = 64,
+    workers: int | None = None,
+) -> Iterator[Prediction]:
+    """Predict the most probable classes of image files.
+
+    Args:
+        classifier: The classifier.
+        inputs: Image files, see :func:`expand`; may be endless, as at most two batches are read ahead.
+        top_k: Number of classes per image, ≥ 1; all if there are fewer.
+        batch_size: Images per batch, ≥ 1.
+        workers: Threads that decode images; None: one for each core, at most 8.
+
+    Returns:
+        The predictions, in the order of ``inputs``. An unreadable file becomes a prediction with an ``error``.
+
+    Raises:
+        SettingError: If a number is below 1.
+        ModelError: If the network's outputs are not finite.
+
+    Example:
+        >>> answers = list(predict(classifier, expand(["photos"])))  # doctest: +SKIP
+    """
+    if top_k < 1 or batch_size < 1:
+        raise SettingError(f"`top_k` ({top_k}) and `batch_size` ({batch_size}) must be at least 1")
+    return _predictions(classifier, inputs, min(top_k, len(classifier.classes)), batch_size, workers)
+
+
+def _predictions(
+    classifier: Classifier, inputs: Iterable[Path | str], top_k: int, batch_size: int, workers: int | None
+) -> Iterator[Prediction]:
+    def load(path: Path | str) -> tuple[str, Pixels | str]:
+        try:
+            return str(path), classifier.preprocessing.pixels(load_image(path))
+        except SemaugError as error:
+            return str(path), str(error)
+        except Exception as error:  # a decoder may raise anything; the other files still get their predictions
+            return str(path), f"cannot read the image {printable(path)}: {type(error).__name__}: {error}"
+
+    for batch in decode_batches(load, inputs, batch_size, workers):
+        images = [pixels for _, pixels in batch if not isinstance(pixels, str)]
+        probabilities = classifier.probabilities(torch.from_numpy(np.stack(images))) if images else torch.empty(0, 1)
+        if not probabilities.isfinite().all():
+            raise ModelError("the network's outputs are not finite numbers: its training has diverged")
+        # stable: of equally probable classes the first comes first, as in an evaluation
+        ordered = probabilities.sort(dim=1, descending=True, stable=True)
+        ranked = zip(ordered.indices[:, :top_k].tolist(), ordered.values[:, :top_k].tolist(), strict=True)
+        for path, pixels in batch:
+            if isinstance(pixels, str):
+                yield Prediction(path, top_k, error=pixels)
+            else:
+                indices, values = next(ranked)
+                yield Prediction(path, top_k, tuple(classifier.classes[i] for i in indices), tuple(values))
+
+
+def write(
+    predictions: Iterable[Prediction], destination: Path | None, format: Literal["csv", "jsonl"] = "csv"
+) -> Summary:
+    """Write predictions as they come.
+
+    Args:
+        predictions: The predictions.
+        destination: The file, which appears when it is complete; None: standard output.
+        format: ``"csv"``: columns path, label, probability, label_2, probability_2, …, error; paths and labels that a
+            spreadsheet would run as a formula get a leading apostrophe, which our table reader removes. ``"jsonl"``:
+            one object per line, in ASCII; names and numbers are exact.
+
+    Returns:
+        Number of files, failures and the time.
+
+    Raises:
+        SettingError: If the format is unknown.
+        FileError: If the file cannot be written; before the first prediction is made.
+
+    Example:
+        >>> write(predict(classifier, expand(["photos"])), Path("answers.csv"))  # doctest: +SKIP
+    """
+    if format not in ("csv", "jsonl"):
+        raise SettingError(f"`format` must be csv or jsonl, not {format!r}")
+    start, count, failed = time.perf_counter(), 0, 0
+    with _output(destination) as file:
+        table = csv.writer(file)  # lines end with CR LF: with LF, Python 3.11 does not quote a cell that contains CR
+        for prediction in predictions:
+            if format == "jsonl":
+                file.write(json.dumps(_json_row(prediction)) + "\n")
+            else:
+                table.writerows([*([_csv_header(prediction.top_k)] if count == 0 else []), _csv_row(prediction)])
+            count += 1
+            failed += prediction.error is not None
+        if count == 0 and format == "csv":
+            table.writerow(_csv_header(1))
+    return Summary(count, failed, time.perf_counter() - start)
+
+
+def _csv_header(top_k: int) -> list[str]:
+    ranks = ["", *(f"_{rank}" for rank in range(2, top_k + 1))]
+    return ["path", *(f"{column}{rank}" for rank in ranks for column in ("label", "probability")), "error"]
+
+
+def _csv_row(prediction: Prediction) -> list[str]:
+    ranked = zip(prediction.labels, prediction.probabilities, strict=True)
+    cells = [cell for label, value in ranked for cell in (escape_formula(label), f"{value:.6g}")]
+    cells += [""] * (2 * prediction.top_k - len(cells))
+    return [escape_formula(prediction.path), *cells, escape_formula(prediction.error or "")]
+
+
+def _json_row(prediction: Prediction) -> dict[str, Any]:
+    ranked = zip(prediction.labels, prediction.probabilities, strict=True)
+    answers = [{"label": label, "probability": probability} for label, probability in ranked]
+    return {"path": prediction.path, "predictions": answers, "error": prediction.error}
+
+
+@contextmanager
+def _output(destination: Path | None) -> Iterator[IO[str]]:
+    # surrogateescape: file names that are not valid text are written as their bytes
+    if destination is not None:
+        with open_atomically(destination, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            yield file
+    else:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="surrogateescape", newline="")
+        yield sys.stdout
+        sys.stdout.flush()

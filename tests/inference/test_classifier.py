@@ -1,0 +1,184 @@
+"""Classifiers from runs, exported folders and ONNX files: equal logits, and errors for damaged or hostile files."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load, save_file
+
+from semaug.cli.main import main
+from semaug.data.samples import load_image
+from semaug.inference import load_classifier, open_classifier
+from semaug.inference.runs import read_metrics
+from semaug.util.errors import ModelError, RunError, SemaugError
+
+
+@pytest.fixture
+def folder(exported: Path, tmp_path: Path) -> Path:
+    """A copy of the exported folder, to be damaged."""
+    return Path(shutil.copytree(exported, tmp_path / "copy"))
+
+
+# ----------------------------------------------------------------------------------------------------------- parity
+
+
+def test_run_hub_folder_timm_and_onnx_give_the_same_logits(run: Path, exported: Path, photos: Path) -> None:
+    files = sorted((photos / "test").rglob("*.png"))
+    classifier = load_classifier(run)
+    pixels = torch.from_numpy(np.stack([classifier.preprocessing.pixels(load_image(file)) for file in files]))
+    inputs = classifier.preprocessing.evaluation_input(pixels)
+    by_timm = timm.create_model(f"local-dir:{exported}", pretrained=True).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(by_timm), is_training=False)
+    prepared_by_timm = torch.stack([transform(load_image(file)) for file in files])
+    torch.testing.assert_close(prepared_by_timm, inputs, atol=1e-5, rtol=0)
+    with torch.inference_mode():
+        expected = classifier.model(inputs)
+        assert float((expected[0] - expected[-1]).abs().max()) > 1e-3  # different images, different logits
+        assert torch.equal(load_classifier(exported).model(inputs), expected)
+        torch.testing.assert_close(by_timm(prepared_by_timm), expected, atol=1e-4, rtol=1e-4)
+        onnx = open_classifier(exported / "model.onnx")
+        torch.testing.assert_close(onnx.model(inputs), expected, atol=1e-4, rtol=1e-4)
+    assert by_timm.pretrained_cfg["label_names"] == list(classifier.classes)
+
+
+def test_predict_and_evaluate_take_every_form_on_the_command_line(
+    run: Path, exported: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run), str(tmp_path / "plain"), "--no-onnx", "--hub"]) == 0
+    assert "timm loads it with logits that differ by at most" in capsys.readouterr().err
+    answers, scores = [], []
+    for model in (run, tmp_path / "plain", exported, exported / "model.onnx"):
+        table, figures = tmp_path / "answers.csv", tmp_path / "scores.json"
+        assert main(["predict", str(model), str(photos / "test"), "--output", str(table)]) == 0
+        assert main(["evaluate", str(model), "--data", str(photos), "--json", str(figures)]) == 0
+        with open(table, newline="") as file:
+            answers.append(list(csv.DictReader(file)))
+        scores.append(json.loads(figures.read_text()))
+    for other in answers[1:]:
+        for row, expected in zip(other, answers[0], strict=True):
+            assert (row["path"], row["label"]) == (expected["path"], expected["label"])
+            assert float(row["probability"]) == pytest.approx(float(expected["probability"]), abs=1e-4)
+    assert all(other["top1"] == scores[0]["top1"] for other in scores)
+    assert all(other["cross_entropy"] == pytest.approx(scores[0]["cross_entropy"], abs=1e-4) for other in scores)
+
+
+def test_damaged_metrics_are_one_sentence(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0}\n\n{"epoch": 1}\n')
+    assert [row["epoch"] for row in read_metrics(tmp_path)] == [0, 1]
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0}\n{"epo')
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged"):
+        read_metrics(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------- hostile files
+
+
+@pytest.mark.parametrize("name", ["config.json", "classes.json"])
+def test_onnx_without_the_files_beside_it_is_one_sentence(
+    folder: Path, photos: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (folder / name).unlink()
+    assert main(["predict", str(folder / "model.onnx"), str(photos / "test")]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"semaug: there is no file {folder / name}; it must be beside ")
+
+
+def test_a_file_that_is_not_a_model_is_one_sentence(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(b"\x80\x04code")
+    with pytest.raises(SemaugError, match="cannot be read as ONNX"):
+        open_classifier(folder / "model.onnx")
+    with pytest.raises(SemaugError, match="there is no file"):
+        open_classifier(folder / "other.onnx")
+    with pytest.raises(SemaugError, match="neither a folder nor an ONNX file"):
+        open_classifier(folder / "model.safetensors")
+
+
+def test_onnx_must_match_the_files_beside_it(folder: Path) -> None:
+    (folder / "classes.json").write_text('["a", "b"]')
+    with pytest.raises(ModelError, match=r"returns \(1, 3\) outputs, not \(1, 2\)"):
+        open_classifier(folder / "model.onnx")
+    config = json.loads((folder / "config.json").read_text())
+    config["preprocessing"]["crop"] = 24
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"does not run on images of size \(3, 24, 24\)"):
+        open_classifier(folder / "model.onnx")
+
+
+@pytest.mark.parametrize("place", ["initializer", "subgraph", "constant"])
+def test_onnx_must_not_refer_to_other_files(folder: Path, tmp_path: Path, place: str) -> None:
+    onnx = pytest.importorskip("onnx")
+    (tmp_path / "secret").write_bytes(bytes(64))
+    model = onnx.load(folder / "model.onnx")
+    outside = onnx.TensorProto(name="outside", dims=[16], data_type=1, data_location=1)
+    outside.external_data.add(key="location", value="../secret")
+    if place == "initializer":
+        model.graph.initializer.append(outside)
+    elif place == "constant":
+        model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["made"], value=outside))
+    else:
+        inner = onnx.helper.make_graph([], "inner", [], [], [outside])
+        model.graph.node.insert(0, onnx.helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner))
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(SemaugError, match=r"refers to another file than model\.onnx\.data"):
+        open_classifier(folder / "model.onnx")
+
+
+def test_a_large_onnx_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semaug.inference.onnx_model.MAX_ONNX_BYTES", 1000)
+    with pytest.raises(SemaugError, match="more than 1000 bytes"):
+        open_classifier(folder / "model.onnx")
+
+
+CHANGES = {
+    "a list": ("config.json", "[]", "has format None"),
+    "no JSON": ("config.json", "{", "cannot read"),
+    "nested": ("config.json", "[" * 200_000, "nested too deeply|cannot read"),
+    "only timm's": ("config.json", '{"architecture": "test_resnet"}', "has format None"),
+    "no network": ("config.json", {"model": 3}, "does not name the network"),
+    "unknown network": ("config.json", {"model": "os/system"}, "unknown model"),
+    "another network": ("config.json", {"model": "test_vit"}, "do not fit a test_vit"),
+    "unknown weights": ("config.json", {"model": "test_resnet.nonsense"}, "test_resnet.nonsense"),
+    "no preprocessing": ("config.json", {"preprocessing": None}, "how images are prepared"),
+    "odd preprocessing": ("config.json", {"preprocessing": {"resize": "40", "crop": 1}}, "how images are prepared"),
+    "other keys": ("config.json", {"preprocessing": {"resize": 4, "crop": 1, "run": 1}}, "how images are prepared"),
+    "huge images": ("config.json", {"preprocessing": {"resize": 10**9, "crop": 10**9}}, "how images are prepared"),
+    "no deviation": ("config.json", {"preprocessing": {"resize": 40, "crop": 32, "std": [0, 0, 0]}}, "images are"),
+    "no classes": ("classes.json", "[]", "must have 1 to"),
+    "classes twice": ("classes.json", '["a", "a", "b"]', "none twice"),
+    "a class that is not a name": ("classes.json", '["a", 1]', "not a list of names"),
+    "many classes": ("classes.json", json.dumps([str(i) for i in range(100_001)]), "must have 1 to"),
+    "other classes": ("classes.json", json.dumps([str(i) for i in range(7001)]), "no tensor in .* fits the 7001"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_hostile_folder_is_one_sentence(folder: Path, change: str) -> None:
+    file, content, sentence = CHANGES[change]
+    if isinstance(content, dict):
+        content = json.dumps({**json.loads((folder / file).read_text()), **content})
+    (folder / file).write_text(content)
+    with pytest.raises(SemaugError, match=sentence) as caught:
+        open_classifier(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_code_or_damaged_are_refused(folder: Path) -> None:
+    tensors = load((folder / "model.safetensors").read_bytes())  # not memory-mapped: the file is overwritten below
+    (folder / "model.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'touch owned'\ntR.")
+    with pytest.raises(SemaugError, match="cannot read weights"):
+        open_classifier(folder)
+    save_file({**tensors, "more": torch.zeros(3)}, folder / "model.safetensors")
+    with pytest.raises(SemaugError, match="do not fit a test_resnet"):
+        open_classifier(folder)
+
+
+def test_a_large_settings_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semaug.util.files.MAX_JSON_BYTES", 50)
+    with pytest.raises(SemaugError, match="more than 50 bytes"):
+        open_classifier(folder)
