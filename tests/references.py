@@ -7,7 +7,7 @@ import torch
 from scipy.special import logsumexp
 from torch import Tensor
 
-from semaug import Covariance, Diagonal, Full, LowRank
+from semaug import Covariance, Diagonal, Full
 
 FORMS = ("diagonal", "low rank", "full", "full by index")
 
