@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import semaug
+from semaug.isda.loss import isda_loss_along
 
 BASE = "linear + cross-entropy"
 
@@ -42,7 +43,7 @@ def cases(args: argparse.Namespace, device: torch.device) -> dict[str, Callable[
     variance = torch.rand(n, d, device=device).requires_grad_()
     head = features, weight, bias
     points = tuple(part.detach() for part in head)
-    directions = tuple(torch.randn_like(part) for part in points)
+    direction = (*(torch.randn_like(part) for part in points), None)
     labels = torch.randint(c, (n,), device=device)
 
     def isda(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -67,7 +68,9 @@ def cases(args: argparse.Namespace, device: torch.device) -> dict[str, Callable[
         return run
 
     def meta_gradient() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(torch.func.jvp(isda, points, directions)[1], variance)
+        covariance = semaug.Diagonal(variance)
+        along = isda_loss_along(points[0], labels, *points[1:], covariance, args.strength, direction=direction)
+        return torch.autograd.grad(along, variance)
 
     return {
         BASE: plain,

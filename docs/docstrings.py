@@ -21,5 +21,6 @@ class Docstrings(Extension):
 
 
 def _fenced(found: re.Match[str]) -> str:
+    indent = found[1]  # that of an indented section, which the fence must not end
     code = "\n".join(_DIRECTIVE.sub("", line) for line in found.group().splitlines())
-    return f"```pycon\n{code}\n```"
+    return f"{indent}```pycon\n{code}\n{indent}```"

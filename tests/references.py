@@ -1,4 +1,4 @@
-"""Naive formulas in NumPy and small random problems, against which the library is tested."""
+"""References for tests: naive formulas in NumPy, and small random problems."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ import torch
 from scipy.special import logsumexp
 from torch import Tensor
 
-from semaug import Covariance, Diagonal, Full, LowRank
+from semaug import Covariance, Diagonal, Full
 
-FORMS = ("diagonal", "low rank", "full", "full by index")
+FORMS = ("diagonal", "full", "full by index")
 
 
 @dataclass
 class Problem:
-    """Inputs of the loss; ``matrices`` (N, D, D) are the covariances written out."""
+    """Inputs of the loss; ``matrices`` (N, D, D) are its covariances as dense matrices."""
 
     features: Tensor
     labels: Tensor
@@ -53,15 +53,10 @@ def problem(
 def random_covariance(
     form: str, rng: np.random.Generator, n: int, d: int, dtype: torch.dtype = torch.float64
 ) -> tuple[Covariance, np.ndarray]:
-    """A covariance of the given form, and its N matrices of size D×D."""
-    variance = rng.uniform(size=(n, d))
-    diagonal = np.stack([np.diag(row) for row in variance])
+    """A random covariance of this form, and its N dense matrices of size D×D."""
     if form == "diagonal":
-        return Diagonal(torch.tensor(variance, dtype=dtype)), diagonal
-    if form == "low rank":
-        factors = rng.normal(size=(n, 2, d)) / 2
-        matrices = diagonal + np.stack([np.outer(u[0], u[0]) + np.outer(u[1], u[1]) for u in factors])
-        return LowRank(torch.tensor(variance, dtype=dtype), torch.tensor(factors, dtype=dtype)), matrices
+        variance = rng.uniform(size=(n, d))
+        return Diagonal(torch.tensor(variance, dtype=dtype)), np.stack([np.diag(row) for row in variance])
     roots = rng.normal(size=(n if form == "full" else 3, d, d)) / d**0.5
     matrices = np.stack([root @ root.T for root in roots])
     if form == "full":
@@ -103,7 +98,7 @@ def losses(p: Problem, labels: Tensor, strength: float, smoothing: float = 0.0) 
 def naive_loss(
     features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, matrices: Tensor, strength: float
 ) -> Tensor:
-    """The mean loss in torch with every ``w_j − w_{y_i}`` held, N×C×D numbers."""
+    """The mean loss in torch with all differences ``w_j − w_{y_i}``, N×C×D numbers."""
     difference = weight[None] - weight[labels][:, None]
     added = torch.einsum("ncd,nde,nce->nc", difference, matrices, difference)
     augmented = features @ weight.T + bias + strength / 2 * added
@@ -111,7 +106,7 @@ def naive_loss(
 
 
 def perceptron(layers: torch.nn.Module, features: Tensor) -> np.ndarray:
-    """The output of linear layers with ReLU between them, from the module's state."""
+    """The output of linear layers with ReLU between them, computed from the module's state."""
     state = [tensor.double().numpy() for tensor in layers.state_dict().values()]
     hidden = features.double().numpy()
     for weight, bias in zip(state[:-2:2], state[1:-2:2], strict=True):

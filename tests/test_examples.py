@@ -1,4 +1,4 @@
-"""The examples run as they stand, with less data, and with the real libraries."""
+"""The examples run unchanged, but on less data, with the real libraries."""
 
 import importlib.util
 import logging
@@ -52,7 +52,7 @@ def test_timm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     monkeypatch.setattr("semaug.meta.sensitivity._warned", set())
     module = example("timm_parts", monkeypatch, EPOCHS=2, OPTIMIZER=optimizer)
     monkeypatch.setattr(module, "digits", lambda: (noise(100, 32, 10), noise(20, 32, 10)))
-    if optimizer == "adamw":  # which has a rule of its own: no warning
+    if optimizer == "adamw":  # the learner knows its update rule: no warning
         module.main()
     else:
         with pytest.warns(UserWarning, match="under Lamb is a plain gradient step"):
@@ -62,7 +62,7 @@ def test_timm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_lightning_goes_on_exactly_from_its_own_checkpoint(
+def test_lightning_resumes_exactly_from_its_own_checkpoint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], precision: str
 ) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -78,10 +78,10 @@ def test_lightning_goes_on_exactly_from_its_own_checkpoint(
 
     def watched(self: Any, batch: Any, index: int) -> None:
         step(self, batch, index)
-        precisions.append(self.learner._precision())
+        precisions.append(self.learner.executor.precision)
 
     monkeypatch.setattr(module.Learnable, "training_step", watched)
-    with torch.backends.mkldnn.flags(enabled=False):  # whose products in bf16 crash some CPUs
+    with torch.backends.mkldnn.flags(enabled=False):  # its products in bf16 crash on some CPUs
         module.main(precision=precision)
     assert set(precisions) == {torch.bfloat16 if precision == "bf16-mixed" else None}
     lines = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line or "same" in line]
@@ -95,7 +95,7 @@ def test_lightning_goes_on_exactly_from_its_own_checkpoint(
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
-    """Noise as Hugging Face has it."""
+    """Noise in the format of a Hugging Face dataset."""
 
     def __init__(self, split: str) -> None:
         self.data = noise(20, 8, 10)
@@ -115,7 +115,7 @@ def test_hugging_face_trainer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert [line.split(":")[0] for line in lines] == ["IsdaTrainer", "LearnableTrainer"]
 
 
-def test_hugging_face_trainer_goes_on_exactly_from_its_own_checkpoint(
+def test_hugging_face_trainer_resumes_exactly_from_its_own_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     module = example("hugging_face", monkeypatch, EPOCHS=2, BATCH=10)
@@ -124,7 +124,7 @@ def test_hugging_face_trainer_goes_on_exactly_from_its_own_checkpoint(
         torch.manual_seed(0)
         options = {"strength": 5.0, "order": "pipelined"}
         model = module.small_model()
-        if resume:  # without which the Trainer would not find all of DINOv2's weights
+        if resume:  # otherwise the Trainer does not find all of DINOv2's weights
             model = type(model).from_pretrained(tmp_path / "checkpoint-2")
         trainer = module.LearnableTrainer(
             model, args=module.arguments(str(tmp_path)), train_dataset=Rows(""), augmentation=options

@@ -1,7 +1,12 @@
 """semaug: fine-grained image recognition with learnable semantic data augmentation.
 
-The algorithm is in three files: :mod:`semaug.isda.loss` (the loss), :mod:`semaug.isda.sources` (where the covariance comes
-from) and :mod:`semaug.meta.learner` (the meta loop).
+Three files hold the method of the paper:
+
+| file                | subject                                        |
+|---------------------|------------------------------------------------|
+| `isda/loss.py`      | the ISDA loss (equations 1 to 3)               |
+| `isda/sources.py`   | where the covariance Σ of a sample comes from  |
+| `meta/algorithm.py` | the meta loop that learns Σ (Algorithm 1)      |
 """
 
 from semaug.isda.covariance import Covariance, Diagonal, Full

@@ -1,7 +1,14 @@
-"""Implicit semantic data augmentation (ISDA): augmented logits and the loss, as functions and as a module.
+"""The ISDA loss (equations 1 to 3 of the paper): augmented logits, the loss, and the loss as a module.
 
-Notation of the paper: ``a`` (N, D) are the features before the last linear layer, ``W`` (C, D) and ``b`` (C,) that
-layer, ``y`` the labels, ``Σ_i`` the covariance of sample i, ``λ`` the strength of augmentation.
+Implicit semantic data augmentation (ISDA) draws features ``a' ~ N(a_i, λΣ_i)`` around the feature ``a_i`` of each
+sample. Their mean cross-entropy, eq. 1 with infinitely many draws, has an upper bound: the ISDA loss, eq. 2,
+
+    ``E[−log softmax(W a' + b)_{y_i}] ≤ −log softmax(z_i)_{y_i}`` with
+
+    ``z_ij = w_j·a_i + b_j + (λ/2) v_jᵀ Σ_i v_j`` and ``v_j = w_j − w_{y_i}``.
+
+Equation 3 is the same loss with the Σ_i that CovNet predicts. Here a (N, D) are the deep features: the input of the
+last linear layer, called the head, with weight W (C, D) and bias b (C,). y are the labels and λ is the strength.
 """
 
 import math
@@ -12,13 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from semaug.isda.covariance import Covariance, Diagonal, soft_labels
+from semaug.isda.covariance import Covariance, Diagonal
 from semaug.isda.head import Head, is_linear, weight_and_bias
 from semaug.isda.precision import LARGEST_TERM, full_precision, widened
+from semaug.isda.quadratic import quadratic_form
 from semaug.isda.sources import ClassCovariance
 from semaug.isda.strength import check_size
 
 Reduction = Literal["mean", "sum", "none"]
+"""How the losses of the samples become one number; `"none"` leaves one loss per sample."""
 
 
 def augmented_logits(
@@ -31,26 +40,66 @@ def augmented_logits(
     *,
     validate: bool = True,
 ) -> Tensor:
-    """Eq. 2: ``z_ij = w_j·a_i + b_j + (λ/2) (w_j − w_{y_i})ᵀ Σ_i (w_j − w_{y_i})``, shape (N, C), at least fp32.
+    """Compute the logits of eq. 2: ``z_ij = w_j·a_i + b_j + (λ/2) (w_j − w_{y_i})ᵀ Σ_i (w_j − w_{y_i})``.
 
-    The added term is exactly 0 for the own class, j = y_i, and held at 1e20 at most, so that nothing overflows.
-    ``labels`` are class indices (N,), or probabilities (N, C) of floating type: then ``Σ_k p_ik w_k`` takes the place
-    of ``w_{y_i}``. ``covariance=None`` gives the plain logits.
-    ``validate=False`` skips the two checks that read values (finite features, labels in range), each of which makes
-    the host wait for an accelerator.
+    The added term is exactly 0 for the sample's own class, j = y_i. It is limited to 1e20, so nothing overflows.
+    With soft labels p, the mean weight ``Σ_k p_ik w_k`` takes the place of ``w_{y_i}``.
+
+    Args:
+        features: Features a before the head, shape (N, D) with N ≥ 1.
+        labels: Class indices (N,) of type int64, or probabilities (N, C) of floating type.
+        weight: Weight W of the head, shape (C, D).
+        bias: Bias b of the head, shape (C,), or None.
+        covariance: Σ of the N samples; None means Σ = 0 and gives the plain logits.
+        strength: λ, from 0 to 1e12: a number, or a scalar tensor, in which the logits are differentiable.
+        validate: Also check values: finite features, labels in range. This makes the host wait for an accelerator.
+            Shapes and types are always checked.
+
+    Returns:
+        The augmented logits z, shape (N, C), in fp32, or in fp64 for fp64 inputs.
+
+    Raises:
+        ValueError: If the batch is empty, shapes or types do not match, or a value is out of range.
+
+    Examples:
+        >>> import semaug, torch
+        >>> weight, covariance = torch.eye(2), semaug.Diagonal(torch.ones(1, 2))  # v = w_1 − w_0 = (−1, 1)
+        >>> semaug.augmented_logits(torch.zeros(1, 2), torch.tensor([0]), weight, None, covariance, strength=3.0)
+        tensor([[0., 3.]])
     """
     check_inputs(features, labels, weight, bias, strength, validate=validate)
     if isinstance(covariance, Diagonal):
-        return covariance.augmented_logits(features, labels, weight, bias, strength)
-    logits = _logits(features, weight, bias)
+        return _diagonal_logits(features, labels, weight, bias, covariance.variance, strength)
+    logits = _plain_logits(features, weight, bias)
     if covariance is None:
         return logits
     return logits + (strength / 2 * covariance.quadratic(weight, labels)).clamp_max(LARGEST_TERM)
 
 
-def _logits(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _plain_logits(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     with full_precision(features):
         return F.linear(widened(features), widened(weight), None if bias is None else widened(bias))
+
+
+def _diagonal_logits(
+    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, variance: Tensor, strength: float | Tensor
+) -> Tensor:
+    """The augmented logits of diagonal covariances; both terms share one gradient of the weight."""
+    if variance.shape != features.shape:
+        raise ValueError(f"variances {tuple(variance.shape)} do not match features {tuple(features.shape)}")
+    with full_precision(weight):
+        features, weight, bias = widened(features), widened(weight), None if bias is None else widened(bias)
+        scaled = strength / 2 * variance.to(weight.dtype)
+        return quadratic_form(features, bias, scaled.clamp_max(_largest_variance(weight)), weight, labels)
+
+
+def _largest_variance(weight: Tensor) -> Tensor:
+    """The largest ``(λ/2)·s`` for which no part of ``Σ_d (λ/2) s_d (w_jd − w̄_d)²`` exceeds `LARGEST_TERM`, a scalar.
+
+    No ``|w_jd − w̄_d|`` is larger than twice the largest weight. The bound is a constant: it has no gradient.
+    """
+    reach: Tensor = torch.linalg.vector_norm(weight.detach(), ord=math.inf)
+    return LARGEST_TERM / (4 * weight.shape[1]) / reach.square()
 
 
 def isda_loss(
@@ -65,142 +114,83 @@ def isda_loss(
     reduction: Reduction = "mean",
     validate: bool = True,
 ) -> Tensor:
-    """Eq. 2, 3: the upper bound of the expected cross-entropy of infinitely many features ``a' ~ N(a, λΣ)``.
+    """Compute the ISDA loss (eq. 2 and 3): a bound of the mean cross-entropy of infinitely many ``a' ~ N(a, λΣ)``.
 
-    With class indices it is the cross-entropy of :func:`augmented_logits`. Soft labels and label smoothing are those
-    of :func:`torch.nn.functional.cross_entropy` (equal to it for λ = 0) and keep the bound: a cross-entropy with
-    target p is ``log Σ_j exp((w_j − w̄)·a' + b_j − b̄)`` with ``w̄ = Σ_k p_k w_k``, so Jensen's inequality gives
+    With class indices it is the cross-entropy of :func:`augmented_logits`: ``−log softmax(z_i)_{y_i}``.
 
-        ``log Σ_j exp(w_j·a + b_j + (λ/2)(w_j − w̄)ᵀ Σ (w_j − w̄)) − Σ_k p_k (w_k·a + b_k)``.
+    Soft labels and label smoothing mean what they mean in :func:`torch.nn.functional.cross_entropy`, which the loss
+    equals at λ = 0. The cross-entropy of target p is ``log Σ_j exp((w_j − w̄)·a' + b_j − b̄)`` with ``w̄ = Σ_k p_k w_k``
+    and ``b̄ = Σ_k p_k b_k``, so Jensen's inequality gives the bound
 
-    (The cross-entropy of the augmented logits with target p would *reward* variance along every class in p.)
-    ``reduction`` is ``"mean"``, ``"sum"`` or ``"none"`` (one loss per sample, (N,)).
+        ``log Σ_j exp(w_j·a + b_j + (λ/2) (w_j − w̄)ᵀ Σ (w_j − w̄)) − Σ_k p_k (w_k·a + b_k)``.
+
+    The cross-entropy of the augmented logits with target p is no bound: it rewards variance along every class in p.
+
+    Args:
+        features: Features a before the head, shape (N, D) with N ≥ 1.
+        labels: Class indices (N,) of type int64, or probabilities (N, C) of floating type.
+        weight: Weight W of the head, shape (C, D).
+        bias: Bias b of the head, shape (C,), or None.
+        covariance: Σ of the N samples; None means Σ = 0 and gives the cross-entropy.
+        strength: λ, from 0 to 1e12: a number, or a scalar tensor, in which the loss is differentiable.
+        label_smoothing: Share of the uniform distribution in the target, from 0 to 1.
+        reduction: `"mean"` or `"sum"` over the samples, or `"none"`: one loss per sample.
+        validate: As in :func:`augmented_logits`.
+
+    Returns:
+        The loss: a scalar, or shape (N,) for `"none"`; in fp32, or in fp64 for fp64 inputs.
+
+    Raises:
+        ValueError: If the batch is empty, shapes or types do not match, or a value or an option is out of range.
+
+    Examples:
+        >>> import semaug, torch
+        >>> inputs = torch.zeros(1, 2), torch.tensor([0]), torch.eye(2), None, semaug.Diagonal(torch.ones(1, 2))
+        >>> semaug.isda_loss(*inputs, strength=0.0)  # the cross-entropy, log 2
+        tensor(0.6931)
+        >>> semaug.isda_loss(*inputs, strength=3.0)  # augmented logits 0 and 3
+        tensor(3.0486)
     """
     check_options(label_smoothing, reduction)
-    if not labels.is_floating_point() and label_smoothing == 0:
-        augmented = augmented_logits(features, labels, weight, bias, covariance, strength, validate=validate)
-        return F.cross_entropy(augmented, labels, reduction=reduction)
-
     check_inputs(features, labels, weight, bias, strength, validate=validate)
-    target = soft_labels(labels, weight.shape[0], label_smoothing, widened(weight).dtype)
+    target = _target(labels, weight, label_smoothing)
     augmented = augmented_logits(features, target, weight, bias, covariance, strength, validate=False)
-    losses = augmented.logsumexp(1) - (target * _logits(features, weight, bias)).sum(1)
+    if not target.is_floating_point():
+        return F.cross_entropy(augmented, target, reduction=reduction)
+    losses = augmented.logsumexp(1) - (target * _plain_logits(features, weight, bias)).sum(1)
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.mean()
 
 
-def isda_loss_along(
-    features: Tensor,
-    labels: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    covariance: Diagonal,
-    strength: float | Tensor = 1.0,
-    *,
-    direction: Sequence[Tensor | None],
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """The derivative of :func:`isda_loss`, its mean, along a `direction` of features, weight, bias and variance.
-
-    With z the augmented logits and p the target it is the mean over samples of ``softmax(z)·ż − p·ẏ``, where ẏ is the
-    derivative of the plain logits. ``None`` in the direction is 0. It can itself be differentiated in the variance.
-    """
-    d_features, d_weight, d_bias, _ = direction
-    if labels.is_floating_point() or label_smoothing:
-        labels = soft_labels(labels, weight.shape[0], label_smoothing, widened(weight).dtype)
-    augmented = augmented_logits(features, labels, weight, bias, covariance, strength, validate=False)
-    moved = covariance.augmented_logits_along(features, labels, weight, strength, *direction)
-    if labels.is_floating_point():
-        plain = torch.zeros_like(augmented) if d_features is None else _logits(d_features, weight, None)
-        if d_weight is not None:
-            plain = plain + _logits(features, d_weight, None)
-        if d_bias is not None:
-            plain = plain + widened(d_bias)
-        of_target = (labels * plain).sum(1)
-    else:  # to which augmentation adds nothing
-        of_target = moved.gather(1, labels[:, None])[:, 0]
-    return ((augmented.softmax(1) * moved).sum(1) - of_target).mean()
-
-
-def check_options(label_smoothing: float, reduction: str) -> None:
-    """Raise ``ValueError`` for options that the loss does not know."""
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
-
-
-def check_inputs(
-    features: Tensor,
-    labels: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    strength: float | Tensor,
-    *,
-    validate: bool,
-) -> None:
-    """Raise one clear ``ValueError`` for inputs that the loss cannot take; see :func:`augmented_logits`."""
-    if features.ndim != 2:
-        raise ValueError(f"features must have shape (N, D), not {tuple(features.shape)}")
-    if weight.ndim != 2 or weight.shape[1] != features.shape[1]:
-        raise ValueError(f"the head's weight must have shape (C, {features.shape[1]}), not {tuple(weight.shape)}")
-    if not features.is_floating_point() or widened(features[:0]).dtype != widened(weight[:0]).dtype:
-        raise ValueError(f"features of {features.dtype} do not go with a head of {weight.dtype}")
-    count, classes = features.shape[0], weight.shape[0]
-    if bias is not None and bias.shape != (classes,):
-        raise ValueError(f"the head's bias must have shape ({classes},), not {tuple(bias.shape)}")
-    expected = (count, classes) if labels.is_floating_point() else (count,)
-    if tuple(labels.shape) != expected:
-        kind = "probabilities" if labels.is_floating_point() else "class indices"
-        raise ValueError(f"labels as {kind} must have shape {expected}, not {tuple(labels.shape)}")
-    if not labels.is_floating_point() and labels.dtype != torch.int64:
-        raise ValueError(f"labels as class indices must be int64, not {labels.dtype}")
-    if isinstance(strength, Tensor):
-        if strength.ndim:
-            raise ValueError(f"strength must be a single number, not a tensor of shape {tuple(strength.shape)}")
-    elif not (math.isfinite(strength) and strength >= 0):
-        raise ValueError(f"strength must be a finite number ≥ 0, not {strength}")
-    else:
-        check_size(strength)
-    if validate and not torch.compiler.is_compiling():
-        check_features(features)
-        check_labels(labels, classes)
-        if isinstance(strength, Tensor):
-            if not bool(strength.isfinite() & (strength >= 0)):
-                raise ValueError(f"strength must be finite and ≥ 0, not {strength}")
-            check_size(float(strength.detach()))
-
-
-def check_features(features: Tensor) -> None:
-    """Raise ``ValueError`` where a feature is not finite (reads the values, so the host waits for an accelerator)."""
-    if not bool(features.isfinite().all()):
-        rows = (~features.isfinite().all(1)).nonzero()[:, 0].tolist()
-        raise ValueError(f"features are NaN or infinite in row {rows[0]} ({len(rows)} of {features.shape[0]} rows)")
-
-
-def check_labels(labels: Tensor, classes: int) -> None:
-    """Raise ``ValueError`` where an index names no class or a row is not a distribution (reads the values)."""
-    if labels.is_floating_point():
-        sums = labels.double().sum(1)
-        tolerance = 1e-3 if widened(labels).dtype == labels.dtype else 3e-2
-        if bool((labels < 0).any()) or not torch.allclose(sums, torch.ones_like(sums), atol=tolerance):
-            raise ValueError("soft labels must be probabilities: not negative, and of sum 1 in each row")
-    elif labels.numel() and not bool(((labels >= 0) & (labels < classes)).all()):
-        raise ValueError(f"labels must lie in 0 … {classes - 1}, found {int(labels.min())} … {int(labels.max())}")
+def _target(labels: Tensor, weight: Tensor, smoothing: float) -> Tensor:
+    """Class indices as they are, unless they are smoothed; otherwise probabilities (N, C) in the loss's precision."""
+    if not labels.is_floating_point() and smoothing == 0:
+        return labels
+    probabilities = labels if labels.is_floating_point() else F.one_hot(labels, weight.shape[0])
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    return probabilities.to(dtype) * (1 - smoothing) + smoothing / weight.shape[0]
 
 
 class ISDALoss(nn.Module):
-    """The ISDA loss with the class-wise covariance of all features seen so far.
+    """The ISDA loss with the class-wise covariance of all features seen so far: a replacement for cross-entropy.
 
-    Called with the features before the head, the labels, and the head itself:
+    In training mode, each call first adds the batch to the class statistics; in evaluation mode, it only reads them.
+    The statistics are part of the state dict. Inference does not change: the classifier is still ``head(features)``.
 
-    >>> import torch
-    >>> criterion, head = ISDALoss(num_classes=3, feature_dim=8), torch.nn.Linear(8, 3)
-    >>> loss = criterion(torch.randn(4, 8), torch.tensor([0, 2, 1, 1]), head, strength=2.0)
+    Args:
+        num_classes: Number of classes C, at least 2.
+        feature_dim: Dimension D of the features.
+        form: `"diagonal"` (variances) or `"full"` (covariance matrices, C×D×D numbers: for small D).
+        label_smoothing: Share of the uniform distribution in the target, from 0 to 1.
+        reduction: `"mean"` or `"sum"` over the samples, or `"none"`: one loss per sample.
 
-    In training mode each call first takes the batch into the statistics; in eval mode it leaves them alone. The
-    statistics are part of the state dict. Nothing changes at inference: the classifier is ``head(features)``.
+    Examples:
+        >>> import semaug, torch
+        >>> head, criterion = torch.nn.Linear(8, 3), semaug.ISDALoss(num_classes=3, feature_dim=8)
+        >>> features = torch.randn(4, 8, requires_grad=True)  # from the backbone
+        >>> loss = criterion(features, torch.tensor([0, 2, 1, 1]), head, strength=2.0)
+        >>> loss.backward()
     """
 
     def __init__(
@@ -218,13 +208,26 @@ class ISDALoss(nn.Module):
         self.reduction = reduction
 
     def forward(self, features: Tensor, labels: Tensor, head: Head, strength: float = 1.0) -> Tensor:
-        """The loss of features (N, D) with class indices (N,) under the linear layer `head`, at strength λ."""
+        """Compute the loss of a batch and, in training mode, add the batch to the class statistics.
+
+        Args:
+            features: Features before the head, shape (N, D) with N ≥ 1.
+            labels: Class indices, shape (N,), int64.
+            head: The linear layer from D features to C logits: `nn.Linear`, or a 1×1 convolution.
+            strength: λ, from 0 to 1e12.
+
+        Returns:
+            The loss: a scalar, or shape (N,) for the reduction `"none"`.
+
+        Raises:
+            ValueError: If an input does not fit; the statistics are then unchanged.
+        """
         if not is_linear(head):
             raise ValueError(f"the head must be an nn.Linear or a 1×1 convolution, not a {type(head).__name__}")
         weight, bias = weight_and_bias(head)
         expected = (self.covariance.num_classes, self.covariance.feature_dim)
         if tuple(weight.shape) != expected:
-            raise ValueError(f"the loss was made for a head of shape {expected}, not {tuple(weight.shape)}")
+            raise ValueError(f"the head's weight must have shape {expected}, not {tuple(weight.shape)}")
         check_inputs(features, labels, weight, bias, strength, validate=True)
         if self.training:
             self.covariance.update(features.detach(), labels)
@@ -239,3 +242,129 @@ class ISDALoss(nn.Module):
             reduction=self.reduction,
             validate=False,
         )
+
+
+def isda_loss_along(
+    features: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    covariance: Diagonal,
+    strength: float | Tensor = 1.0,
+    *,
+    direction: Sequence[Tensor | None],
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Compute the derivative of the mean :func:`isda_loss` along a direction, in closed form for a diagonal Σ.
+
+    With the augmented logits z, the plain logits l and the target p, it is the mean of ``softmax(z)·ż − p·l̇`` over the
+    samples. It is differentiable in the variances. Values are not checked.
+
+    Args:
+        features, labels, weight, bias, covariance, strength, label_smoothing: As in :func:`isda_loss`.
+        direction: Directions of features, weight, bias and variances, each of the shape of what it moves; None is 0.
+
+    Returns:
+        The directional derivative, a scalar.
+    """
+    d_features, d_weight, d_bias, d_variance = direction
+    target = _target(labels, weight, label_smoothing)
+    augmented = _diagonal_logits(features, target, weight, bias, covariance.variance, strength)
+    with full_precision(weight):
+        features, weight = widened(features), widened(weight)
+        scaled, bound = strength / 2 * covariance.variance.to(weight.dtype), _largest_variance(weight)
+        by_features = torch.zeros_like(augmented) if d_features is None else F.linear(widened(d_features), weight)
+        d_augmented = by_features if d_bias is None else by_features + widened(d_bias)
+        if d_weight is not None:
+            double, d_weight = 2 * scaled.clamp_max(bound), widened(d_weight)
+            d_augmented = d_augmented + quadratic_form(features, None, double, weight, target, d_weight)
+        if d_variance is not None:
+            d_scaled = (strength / 2 * d_variance.to(weight.dtype)).where(scaled <= bound, 0.0)
+            d_augmented = d_augmented + quadratic_form(None, None, d_scaled, weight, target)
+    if target.is_floating_point():
+        d_plain = by_features if d_weight is None else by_features + _plain_logits(features, d_weight, None)
+        if d_bias is not None:
+            d_plain = d_plain + widened(d_bias)
+        of_target = (target * d_plain).sum(1)
+    else:  # the own class, whose augmented logit is the plain one
+        of_target = d_augmented.gather(1, target[:, None])[:, 0]
+    return ((augmented.softmax(1) * d_augmented).sum(1) - of_target).mean()
+
+
+def check_options(label_smoothing: float, reduction: str) -> None:
+    """Raise `ValueError` if an option of the loss is out of range.
+
+    Args:
+        label_smoothing: From 0 to 1.
+        reduction: `"mean"`, `"sum"` or `"none"`.
+    """
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+
+
+def check_inputs(
+    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, strength: float | Tensor, *, validate: bool
+) -> None:
+    """Raise `ValueError` if the batch is empty, shapes or types do not match, or a value is out of range.
+
+    Args:
+        features, labels, weight, bias, strength, validate: As in :func:`augmented_logits`.
+    """
+    if features.ndim != 2:
+        raise ValueError(f"features must have shape (N, D), not {tuple(features.shape)}")
+    if features.shape[0] == 0:
+        raise ValueError("the batch is empty: the loss needs at least one sample")
+    classes, soft = weight.shape[:1], labels.is_floating_point()
+    kind, label_shape = ("probabilities", (len(features), *classes)) if soft else ("class indices", (len(features),))
+    for name, tensor, shape in (
+        ("the head's weight", weight, (*classes, features.shape[1])),
+        ("the head's bias", bias, classes),
+        (f"labels as {kind}", labels, label_shape),
+    ):
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} must have shape {tuple(shape)}, not {tuple(tensor.shape)}")
+    if not soft and labels.dtype != torch.int64:
+        raise ValueError(f"labels as class indices must be int64, not {labels.dtype}")
+    precisions = {torch.promote_types(tensor.dtype, torch.float32) for tensor in (features, weight)}
+    if not (features.is_floating_point() and weight.is_floating_point() and len(precisions) == 1):
+        raise ValueError(f"features of {features.dtype} do not match a head of {weight.dtype}")
+    if isinstance(strength, Tensor) and strength.ndim:
+        raise ValueError(f"strength must be a single number, not a tensor of shape {tuple(strength.shape)}")
+    validate = validate and not torch.compiler.is_compiling()
+    if validate or not isinstance(strength, Tensor):
+        value = float(strength.detach()) if isinstance(strength, Tensor) else strength
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"strength must be a finite number ≥ 0, not {value:g}")
+        check_size(value)
+    if validate:
+        check_features(features)
+        check_labels(labels, weight.shape[0])
+
+
+def check_features(features: Tensor) -> None:
+    """Raise `ValueError` if a feature is NaN or infinite. The host waits for an accelerator.
+
+    Args:
+        features: Features, shape (N, D).
+    """
+    if not bool(features.isfinite().all()):
+        rows = (~features.isfinite().all(1)).nonzero()[:, 0].tolist()
+        raise ValueError(f"features are NaN or infinite in row {rows[0]} ({len(rows)} of {features.shape[0]} rows)")
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Raise `ValueError` if an index is out of range or a soft label is no distribution. The host waits.
+
+    Args:
+        labels: Class indices (N,) or probabilities (N, C).
+        classes: Number of classes C.
+    """
+    if labels.is_floating_point():
+        sums = labels.double().sum(1)
+        tolerance = 3e-2 if labels.dtype in (torch.float16, torch.bfloat16) else 1e-3
+        if bool((labels < 0).any()) or not torch.allclose(sums, torch.ones_like(sums), atol=tolerance):
+            raise ValueError("soft labels must be probabilities: not negative, with a sum of 1 in each row")
+    elif labels.numel() and not bool(((labels >= 0) & (labels < classes)).all()):
+        raise ValueError(f"labels must lie in 0 … {classes - 1}, found {int(labels.min())} … {int(labels.max())}")

@@ -1,17 +1,18 @@
-"""Where Σ comes from: one class per covariance source, called as ``source(features, labels) → Covariance``.
+"""Sources of Σ: where the covariance of a sample comes from.
 
-| source                       | Σ of sample i                                          | learned by      |
-|------------------------------|--------------------------------------------------------|-----------------|
-| ``Constant``                 | ``c·I``: the control experiment                        | nothing         |
-| ``ClassCovariance``          | covariance of all features of class y_i (ISDA)         | statistics      |
-| ``CovNet``                   | ``diag(sigmoid(MLP(a_i)))`` (the paper)                | the meta loop   |
+| source            | Σ_i                                            | learned by    |
+|-------------------|------------------------------------------------|---------------|
+| `Constant`        | ``c·I``: the control experiment                | nothing       |
+| `ClassCovariance` | covariance of the features of class y_i (ISDA) | statistics    |
+| `CovNet`          | ``diag(sigmoid(MLP(a_i)))`` (the paper)        | the meta loop |
 
-``update(features, labels)`` shows a batch to the statistics; it does nothing for sources that keep none.
+All are used alike: ``source(features, labels)`` returns the covariances of a batch; ``source.update(features, labels)``
+adds the batch to the statistics. A new source is a subclass of :class:`Source`.
 """
 
-import itertools
 import math
-from typing import Literal, cast
+from collections import OrderedDict
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +24,52 @@ from semaug.util import distributed
 
 
 class Source(nn.Module):
-    """A covariance source: ``forward`` gives Σ for a batch, ``update`` shows it the features of a batch."""
+    """Base class of all sources of Σ: a module whose parameters, if it has any, the meta loop trains.
+
+    A subclass implements :meth:`forward`, and :meth:`update` if it collects statistics. Statistics are buffers, so that
+    they are saved with the module.
+
+    Examples:
+        >>> import semaug, torch
+        >>> class Proportional(semaug.Source):  # a variance proportional to the squared feature
+        ...     def forward(self, features, labels):
+        ...         return semaug.Diagonal(0.5 * features.square())
+        >>> Proportional()(torch.tensor([[1.0, 2.0]]), torch.tensor([0])).diagonal()
+        tensor([[0.5000, 2.0000]])
+    """
 
     def forward(self, features: Tensor, labels: Tensor) -> Covariance:
-        """The covariance of features (N, D) with class indices (N,)."""
+        """Compute the covariances of a batch.
+
+        Args:
+            features: Features a, shape (N, D).
+            labels: Class indices (N,), or probabilities (N, C) if the source accepts them.
+
+        Returns:
+            The covariances Σ_i of the N samples.
+        """
         raise NotImplementedError
 
     def update(self, features: Tensor, labels: Tensor) -> None:
-        """Take a batch of features (N, D) of classes (N,) into the statistics, if there are any."""
+        """Add a batch to the statistics; by default there are none.
+
+        Args:
+            features: Features a, shape (N, D), without a graph.
+            labels: Class indices (N,).
+        """
 
 
 class Constant(Source):
-    """``Σ = value·I`` for every sample: what is left of the method when nothing is learned."""
+    """The same variance for every sample and dimension, ``Σ_i = c·I``: the control experiment.
+
+    Args:
+        value: c, at least 0.
+
+    Examples:
+        >>> import semaug, torch
+        >>> semaug.Constant(0.5)(torch.randn(1, 3), torch.tensor([0])).diagonal()
+        tensor([[0.5000, 0.5000, 0.5000]])
+    """
 
     def __init__(self, value: float = 0.5) -> None:
         super().__init__()
@@ -43,56 +78,32 @@ class Constant(Source):
         self.value = value
 
     def forward(self, features: Tensor, labels: Tensor) -> Covariance:
+        """Return ``c·I`` for each sample; see :meth:`Source.forward`."""
         return Diagonal(widened(features).new_full((), self.value).expand(features.shape))
 
     def extra_repr(self) -> str:
         return f"value={self.value}"
 
 
-Statistics = tuple[Tensor, Tensor, Tensor]
-"""Counts (C,), means (C, D) and summed squared deviations from the mean, (C, D) or (C, D, D)."""
-
-
-def class_statistics(features: Tensor, labels: Tensor, classes: int, full: bool = False) -> Statistics:
-    """Counts, means and summed squared deviations (or outer products of them) of each class in a batch."""
-    count = _added(features.new_ones(labels.shape), labels, classes)
-    mean = _added(features, labels, classes) / count.clamp_min(1)[:, None]
-    deviation = features - mean[labels]
-    if not full:
-        return count, mean, _added(deviation.square(), labels, classes)
-    scatter = features.new_zeros(classes, features.shape[1], features.shape[1])
-    for label in sorted(set(labels.tolist())):
-        members = deviation[labels == label]
-        scatter[label] = members.T @ members
-    return count, mean, scatter
-
-
-def _added(values: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The sum of the values (N, …) of each class, (C, …); the same to the bit wherever it is computed."""
-    total = values.new_zeros(classes, *values.shape[1:])
-    if values.is_cuda:  # where index_add adds in any order, and this in that of samples
-        return total.index_put_((labels,), values, accumulate=True)
-    return total.index_add_(0, labels, values)
-
-
-def merge_statistics(first: Statistics, second: Statistics) -> Statistics:
-    """The statistics of two disjoint sets of samples together, exactly (Chan, Golub and LeVeque 1979)."""
-    count = first[0] + second[0]
-    share = second[0] / count.clamp_min(1)
-    difference = second[1] - first[1]
-    mean = first[1] + difference * share[:, None]
-    cross = (first[0] * share)[:, None] * difference
-    if first[2].ndim == 3:
-        return count, mean, first[2] + second[2] + cross[:, :, None] * difference[:, None, :]
-    return count, mean, first[2] + second[2] + cross * difference
-
-
 class ClassCovariance(Source):
-    """ISDA: the covariance of all features seen of the sample's class, updated online and exact under any batching.
+    """ISDA's source: Σ_i is the covariance of all features seen so far of class y_i.
 
-    ``form`` is ``"diagonal"`` or, for small D, ``"full"``. Counts, means and covariances are buffers and thus part of
-    the state dict. An ``update`` reads and writes the rows of the classes in the batch alone. When
-    ``torch.distributed`` runs, it takes in the batches of all processes, as one batch in the order of ranks.
+    Statistics are updated online, and are those of all samples together, whatever the batches were. When
+    `torch.distributed` runs, an update takes the batches of all ranks as one batch. A class seen less than twice has
+    covariance 0. Counts, means and summed deviations are buffers, and thus part of the state dict.
+
+    Args:
+        num_classes: Number of classes C, at least 2.
+        feature_dim: Dimension D of the features, at least 1.
+        form: `"diagonal"` (variances) or `"full"` (covariance matrices, C×D×D numbers: for small D).
+
+    Examples:
+        >>> import semaug, torch
+        >>> source = semaug.ClassCovariance(num_classes=2, feature_dim=1)
+        >>> source.update(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))
+        >>> source.covariance()
+        tensor([[1.],
+                [0.]])
     """
 
     count: Tensor
@@ -113,6 +124,15 @@ class ClassCovariance(Source):
 
     @torch.no_grad()
     def update(self, features: Tensor, labels: Tensor) -> None:
+        """Add a batch to the statistics of its classes; no other class is read or written.
+
+        Args:
+            features: Features a, shape (N, D).
+            labels: Class indices (N,).
+
+        Raises:
+            ValueError: If labels are probabilities, or a shape does not fit.
+        """
         if labels.is_floating_point():
             raise ValueError("class-wise statistics need class indices as labels, not probabilities")
         if features.ndim != 2 or features.shape[1] != self.feature_dim or labels.shape != features.shape[:1]:
@@ -121,24 +141,31 @@ class ClassCovariance(Source):
                 f"{tuple(labels.shape)}"
             )
         features, labels = distributed.gather_rows(features, labels)
-        if self.form == "full":
-            present, places = labels.unique(return_inverse=True)
-            rows = len(present)
-        else:  # a row for each sample, so that the host need not know how many classes there are
-            present, places, rows = labels, _first_of_its_class(labels, self.num_classes), len(labels)
+        full = self.form == "full"
+        if full:
+            rows, places = labels.unique(return_inverse=True)
+        else:  # a row for each sample, because to count the classes the host would wait for an accelerator
+            rows, places = labels, _first_of_class(labels, self.num_classes)
         with full_precision(features):
-            batch = class_statistics(features.to(self.mean.dtype), places, rows, self.form == "full")
-        if self.form != "full":
-            batch = batch[0][places], batch[1][places], batch[2][places]
-        seen = self.count[present], self.mean[present], self.deviation[present]
-        for buffer, value in zip((self.count, self.mean, self.deviation), merge_statistics(seen, batch), strict=True):
-            buffer[present] = value  # the same for all samples of a class
+            counts, means, deviations = class_statistics(features.to(self.mean.dtype), places, len(rows), full)
+        if not full:
+            counts, means, deviations = counts[places], means[places], deviations[places]
+        # The exact statistics of all samples, from those before and those of the batch (Chan, Golub, LeVeque 1979).
+        total = self.count[rows] + counts
+        share = counts / total.clamp_min(1)
+        difference = means - self.mean[rows]
+        cross = (self.count[rows] * share)[:, None] * difference
+        between = cross[:, :, None] * difference[:, None, :] if full else cross * difference
+        self.deviation[rows] = self.deviation[rows] + deviations + between
+        self.mean[rows] = self.mean[rows] + difference * share[:, None]
+        self.count[rows] = total
 
     def covariance(self) -> Tensor:
-        """The covariance of each class (divided by its count), (C, D) variances or (C, D, D) matrices."""
+        """Return the covariance of each class (divided by its count): (C, D) variances or (C, D, D) matrices."""
         return self.deviation / self.count.clamp_min(1).view(-1, *[1] * (self.deviation.ndim - 1))
 
     def forward(self, features: Tensor, labels: Tensor) -> Covariance:
+        """Return the covariance of each sample's class; see :meth:`Source.forward`. Labels are class indices."""
         if labels.is_floating_point():
             raise ValueError("a class-wise covariance needs class indices as labels, not probabilities")
         if self.form == "full":
@@ -149,53 +176,47 @@ class ClassCovariance(Source):
         return f"num_classes={self.num_classes}, feature_dim={self.feature_dim}, form={self.form!r}"
 
 
-def _first_of_its_class(labels: Tensor, classes: int) -> Tensor:
-    """For each sample of a batch (N,) the place of the first one of its class."""
-    places = torch.arange(len(labels), device=labels.device)
-    first = places.new_full((classes,), len(labels)).scatter_reduce(0, labels, places, "amin")
-    return first[labels]
-
-
-class Perceptron(nn.Module):
-    """``depth`` hidden layers of ``width`` (by default a quarter of the inputs) with ReLU, then a linear layer."""
-
-    def __init__(self, inputs: int, outputs: int, width: int | None, depth: int) -> None:
-        super().__init__()
-        width = max(1, inputs // 4) if width is None else width
-        if min(inputs, width, depth) < 1:
-            raise ValueError(f"inputs, width and depth must be positive, not {inputs}, {width} and {depth}")
-        sizes = [inputs, *[width] * depth]
-        layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-        self.hidden = nn.Sequential(*layers)
-        self.output = nn.Linear(width, outputs)
-
-    def forward(self, features: Tensor) -> Tensor:
-        with full_precision(features):
-            hidden: Tensor = self.hidden(features.to(self.output.weight.dtype))
-            return cast(Tensor, self.output(hidden))
-
-
 class CovNet(Source):
-    """The paper's covariance network: ``Σ_i = diag(sigmoid(MLP(a_i)))``, by default one hidden layer of width D/4.
+    """The paper's covariance network g: ``Σ_i = diag(sigmoid(MLP(a_i)))``, for eq. 3.
 
-    With ``fixed_trace`` every Σ_i has that mean variance and only its *shape* is learned: positive outputs are divided
-    by their mean, and their layer starts at zero, so that training starts from ``fixed_trace·I``.
+    With `fixed_trace`, every Σ_i has that mean variance and only its *shape* is learned: positive outputs are divided
+    by their mean. The last layer then starts at zero, so that training starts from ``fixed_trace·I``.
+
+    Args:
+        feature_dim: Dimension D of the features, at least 1.
+        width: Width of the hidden layers, at least 1; by default D/4, as in the paper.
+        depth: Number of hidden layers, at least 1.
+        fixed_trace: Mean variance of every Σ_i, positive; None leaves it to the network.
+
+    Examples:
+        >>> import semaug, torch
+        >>> semaug.CovNet(feature_dim=8)(torch.randn(3, 8), torch.tensor([0, 1, 1])).diagonal().shape
+        torch.Size([3, 8])
     """
 
     def __init__(
         self, feature_dim: int, width: int | None = None, depth: int = 1, fixed_trace: float | None = None
     ) -> None:
         super().__init__()
+        width = max(1, feature_dim // 4) if width is None else width
+        if min(feature_dim, width, depth) < 1:
+            raise ValueError(f"feature_dim, width and depth must be positive, not {feature_dim}, {width} and {depth}")
         if not (fixed_trace is None or (math.isfinite(fixed_trace) and fixed_trace > 0)):
             raise ValueError(f"fixed_trace must be positive, not {fixed_trace}")
         self.feature_dim, self.fixed_trace = feature_dim, fixed_trace
-        self.layers = Perceptron(feature_dim, feature_dim, width, depth)
+        hidden = nn.Sequential()
+        for inputs in [feature_dim, *[width] * (depth - 1)]:
+            hidden.extend([nn.Linear(inputs, width), nn.ReLU()])
+        output = nn.Linear(width, feature_dim)
         if fixed_trace is not None:
-            nn.init.zeros_(self.layers.output.weight)
-            nn.init.zeros_(self.layers.output.bias)
+            nn.init.zeros_(output.weight)
+            nn.init.zeros_(output.bias)
+        self.layers = nn.Sequential(OrderedDict(hidden=hidden, output=output))
 
     def forward(self, features: Tensor, labels: Tensor) -> Covariance:
-        output = self.layers(features)
+        """Predict the variances from the features; see :meth:`Source.forward`. Labels are not used."""
+        with full_precision(features):
+            output: Tensor = self.layers(features.to(next(self.layers.parameters()).dtype))
         if self.fixed_trace is None:
             return Diagonal(output.sigmoid())
         variance = F.softplus(output) + 1e-6
@@ -203,12 +224,54 @@ class CovNet(Source):
 
     @property
     def flops(self) -> int:
-        """Floating-point operations per sample, two for each multiply-add of a linear layer, as the paper counts."""
+        """Floating-point operations per sample, counted as in the paper: two per multiply-add of a linear layer."""
         return sum(2 * layer.weight.numel() for layer in self.modules() if isinstance(layer, nn.Linear))
 
     @property
     def num_parameters(self) -> int:
+        """Number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def extra_repr(self) -> str:
         return f"feature_dim={self.feature_dim}, fixed_trace={self.fixed_trace}"
+
+
+def class_statistics(
+    features: Tensor, labels: Tensor, classes: int, full: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute counts, means and summed squared deviations of each class in a batch.
+
+    Args:
+        features: Features, shape (N, D).
+        labels: Class indices (N,).
+        classes: Number of classes C.
+        full: Sum outer products of the deviations rather than their squares.
+
+    Returns:
+        Counts (C,), means (C, D), and summed deviations (C, D) or, if `full`, (C, D, D).
+    """
+    counts = _sum_by_class(features.new_ones(labels.shape), labels, classes)
+    means = _sum_by_class(features, labels, classes) / counts.clamp_min(1)[:, None]
+    deviations = features - means[labels]
+    if not full:
+        return counts, means, _sum_by_class(deviations.square(), labels, classes)
+    scatters = features.new_zeros(classes, features.shape[1], features.shape[1])
+    for label in sorted(set(labels.tolist())):
+        members = deviations[labels == label]
+        scatters[label] = members.T @ members
+    return counts, means, scatters
+
+
+def _sum_by_class(values: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The sum of the values (N, …) of each class, (C, …); deterministic on every device."""
+    total = values.new_zeros(classes, *values.shape[1:])
+    if values.is_cuda:  # where index_add_ adds in any order, and index_put_ in the order of the samples
+        return total.index_put_((labels,), values, accumulate=True)
+    return total.index_add_(0, labels, values)
+
+
+def _first_of_class(labels: Tensor, classes: int) -> Tensor:
+    """For each sample of a batch (N,), the position of the first sample of its class."""
+    positions = torch.arange(len(labels), device=labels.device)
+    first = positions.new_full((classes,), len(labels)).scatter_reduce(0, labels, positions, "amin")
+    return first[labels]

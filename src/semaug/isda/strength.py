@@ -11,8 +11,8 @@ def strength(step: float, total: float, maximum: float = 10.0, power: float = 1.
     Args:
         step: Progress t, from 0 to `total`; usually the epoch.
         total: Length of training T in the same unit, positive.
-        maximum: λ0, the strength at the end of training, at least 0.
-        power: α, at least 0; 1 makes λ grow linearly.
+        maximum: λ0, the strength at the end of training, from 0 to 1e12.
+        power: α, at least 0; with 1, λ grows linearly, with 0, it is constant.
 
     Returns:
         λ at this step.
@@ -20,8 +20,10 @@ def strength(step: float, total: float, maximum: float = 10.0, power: float = 1.
     Raises:
         ValueError: If an argument is out of range.
 
-    >>> strength(25, 100, maximum=10.0)
-    2.5
+    Examples:
+        >>> import semaug
+        >>> semaug.strength(25, 100, maximum=10.0)
+        2.5
     """
     if total <= 0 or not 0 <= step <= total:
         raise ValueError(f"strength needs 0 ≤ step ≤ total and total > 0, not step {step} of {total}")
@@ -32,10 +34,13 @@ def strength(step: float, total: float, maximum: float = 10.0, power: float = 1.
 
 
 def check_size(value: float) -> None:
-    """Raise `ValueError` for a strength so large that fp32 would overflow.
+    """Check that a strength is small enough for fp32.
 
     Args:
         value: λ.
+
+    Raises:
+        ValueError: If λ is above 1e12.
     """
     if value > LARGEST_STRENGTH:
         raise ValueError(f"strength must be at most {LARGEST_STRENGTH:g}, not {value:g}")
