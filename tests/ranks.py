@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.nn import functional as F
 
 import semaug
@@ -241,42 +239,6 @@ def trained_p2p(order: str) -> tuple[dict[str, Tensor], dict[str, float]]:
     return state_of(learner), {name: float(value) for name, value in metrics.items()}
 
 
-OVERLAPPING = {
-    "paper": Case(half_steps=2, frozen=0),
-    "pipelined": Case(half_steps=2, frozen=0, options={"order": "pipelined"}),
-    "micro-batches": Case(half_steps=2, frozen=0, options={"micro_batch": 2}),
-}
-
-
-def overlapping(case: Case) -> dict[str, Any]:
-    """What a case comes to where sums travel in the smallest buckets, and how many left during each backward pass."""
-    sent = 0
-    during: list[int] = []
-
-    def counting(run: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            before = sent
-            result = run(*args, **kwargs)
-            during.append(sent - before)
-            return result
-
-        return counted
-
-    all_reduce = dist.all_reduce
-
-    def sending(*args: Any, **kwargs: Any) -> Any:
-        nonlocal sent
-        sent += 1
-        return all_reduce(*args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distributed, "BUCKET", 1)
-        patch.setattr(dist, "all_reduce", sending)
-        patch.setattr(torch.autograd, "grad", counting(torch.autograd.grad))
-        patch.setattr(Tensor, "backward", counting(Tensor.backward))
-        return {"state": trained(case)[0], "during": during}
-
-
 def main() -> None:
     torch.set_num_threads(1)
     distributed.initialize("cpu")
@@ -287,7 +249,6 @@ def main() -> None:
         "overflowing": overflowing(),
         "traffic": {name: bytes_sent(case) for name, case in TRAFFIC.items()},
         "p2p": {order: trained_p2p(order) for order in P2P_ORDERS} if distributed.world_size() == 2 else {},
-        "overlapping": {name: (overlapping(case), trained(case)[0]) for name, case in OVERLAPPING.items()},
     }
     torch.save(found, f"{sys.argv[1]}/{distributed.rank()}.pt")
     distributed.shut_down()

@@ -150,24 +150,6 @@ def test_a_p2p_net_of_two_processes_equals_that_of_one(found: list[dict[str, Any
     print(f"P2P-Net, {order}: differs by {error:.1e}")
 
 
-def test_gradients_are_sent_while_the_backward_pass_runs(found: list[dict[str, Any]]) -> None:
-    """All three of a half step: of the pseudo update (paper's order), of the meta loss and of the real update.
-
-    Of micro-batches only the last one's pass sends. CovNet's gradient comes of another pass, and is sent after it.
-    """
-    for rank in found:
-        passes = {name: rank["overlapping"][name][0]["during"] for name in ranks.OVERLAPPING}
-        parameters = len(list(ranks.learner_of(ranks.Case()).network.model.parameters()))
-        assert passes["paper"] == [parameters, parameters, 0, parameters] * 2
-        assert passes["pipelined"] == [parameters, parameters, 0, parameters]  # no meta update at first
-        micro = passes["micro-batches"]
-        assert len(micro) > len(passes["paper"])
-        assert [sent for sent in micro if sent] == [parameters] * 6
-        for (state, later), name in ((rank["overlapping"][name], name) for name in ranks.OVERLAPPING):
-            worst = max(float((later[key] - value).abs().max()) for key, value in state["state"].items())
-            assert worst < 1e-12, name
-
-
 def predicted_bytes(case: ranks.Case, processes: int) -> tuple[float, float]:
     """The model of docs/distributed.md, for all half steps of a case in fp64."""
     size = 8
