@@ -58,7 +58,7 @@ def main() -> None:
 
     def on_images() -> None:
         indices = torch.randint(len(samples), (2 * args.half,), generator=generator).to(device)
-        crops = preprocessing.training_crops(pixels[indices], generator)
+        crops = preprocessing.cropped(pixels[indices], *preprocessing.draw_crops(len(indices), generator))
         learner.step(preprocessing.normalised(crops), labels[indices])
 
     def on_noise() -> None:

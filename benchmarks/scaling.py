@@ -65,7 +65,6 @@ class Method:
 
 PLAIN, ISDA, PAPER, PIPELINED = 0.1105, 0.1116, 0.1971, 0.1400
 HOST_PLAIN, HOST_PAPER, HOST_PIPELINED = 0.065, 0.173, PIPELINED  # the profiler, which costs time, says 0.159 at last
-REAL_BACKWARD, PSEUDO_BACKWARD, META_BACKWARD = 0.0588 / 2, 0.0111 / 2, 0.0106 / 2  # of a half step
 
 
 def methods() -> list[Method]:
@@ -90,8 +89,7 @@ def sizes(classes: int) -> Sizes:
 
 
 def _buckets(parameters: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    backwards = parameters[::-1]
-    return tuple(sum(backwards[place].nbytes for place in bucket) for bucket in distributed._buckets(backwards))
+    return tuple(sum(parameters[i].nbytes for i in bucket) for bucket in distributed._buckets(parameters))
 
 
 def half_step_bytes(
@@ -104,37 +102,27 @@ def half_step_bytes(
     return trained + (times * late + covnet) / interval + 16 * dimensions
 
 
-def exposed(method: Method, size: Sizes, links: Links, ranks: int, overlap: bool) -> float:
-    """Seconds of a half step in which the GPU waits for sums.
-
-    With overlap the last bucket of a backward pass cannot be hidden, and the others by half of its time at most.
-    """
+def waiting(method: Method, size: Sizes, links: Links, ranks: int) -> float:
+    """Seconds of a half step in which the GPU waits for sums, which are sent after each backward pass."""
     if ranks == 1:
         return 0.0
-    passes = [(size.trained, REAL_BACKWARD, 1.0)]
+    sums = [(size.trained, 1.0)]
     if method.order != "plain":
-        passes.append(((16 * DIMENSIONS,), 0.0, 1.0))
-        passes += [(size.late, META_BACKWARD, 1 / method.interval), (size.covnet, 0.0, 1 / method.interval)]
+        sums += [((16 * DIMENSIONS,), 1.0), (size.late, 1 / method.interval), (size.covnet, 1 / method.interval)]
     if method.order == "paper":
-        passes.append((size.late, PSEUDO_BACKWARD, 1 / method.interval))
-    total = 0.0
-    for buckets, backward, often in passes:
-        *first, last = (links.all_reduce(bucket, ranks) for bucket in buckets)
-        total += often * (last + max(0.0, sum(first) - (backward / 2 if overlap else 0.0)))
-    return total
+        sums.append((size.late, 1 / method.interval))
+    return sum(often * sum(links.all_reduce(bucket, ranks) for bucket in buckets) for buckets, often in sums)
 
 
-def step_time(method: Method, size: Sizes, links: Links, ranks: int, images: int, overlap: bool = True) -> float:
+def step_time(method: Method, size: Sizes, links: Links, ranks: int, images: int) -> float:
     """Seconds of a step with so many images on each GPU, whose work is in proportion to them; the host's is not."""
-    gpu = method.step * images / IMAGES + 2 * exposed(method, size, links, ranks, overlap)
+    gpu = method.step * images / IMAGES + 2 * waiting(method, size, links, ranks)
     return max(gpu, method.host + (ranks - 1) * links.meeting)
 
 
-def efficiency(
-    method: Method, size: Sizes, links: Links, ranks: int, images: int = IMAGES, overlap: bool = True
-) -> float:
+def efficiency(method: Method, size: Sizes, links: Links, ranks: int, images: int = IMAGES) -> float:
     """Images a second of one GPU among many, relative to a single one with `IMAGES` a step."""
-    return method.step * images / IMAGES / step_time(method, size, links, ranks, images, overlap)
+    return method.step * images / IMAGES / step_time(method, size, links, ranks, images)
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -175,10 +163,9 @@ def weak_table() -> str:
     for method in methods():
         cells = [f"{efficiency(method, size, fast, ranks):.1%}" for ranks in RANKS]
         cells += [f"{efficiency(method, size, slow, ranks):.1%}" for ranks in RANKS[1:]]
-        cells += [f"{efficiency(method, size, slow, RANKS[-1], overlap=False):.1%}"]
         rows.append([method.name, f"{1e3 * method.step:.1f}", *cells])
     columns = [f"{ranks} GPUs" for ranks in RANKS] + [f"{ranks}, 25 GB/s" for ranks in RANKS[1:]]
-    return table(["64 + 64 images a GPU", "ms", *columns, "512, 25 GB/s, no overlap"], rows)
+    return table(["64 + 64 images a GPU", "ms", *columns], rows)
 
 
 def strong_table() -> str:
@@ -212,9 +199,9 @@ def classes_table() -> str:
         cells = []
         for classes in (200, 10_000, 100_000):
             size = sizes(classes)
-            after, during = (2e3 * exposed(method, size, Links(), 64, overlap) for overlap in (False, True))
+            wait = 2e3 * waiting(method, size, Links(), 64)
             sent = 2 * half_step_bytes(*map(sum, (size.trained, size.late, size.covnet)), DIMENSIONS, method.order)
-            cells.append(f"{sent / 1e9:.2f} GB, {after:.1f} ms, {during:.1f} ms")
+            cells.append(f"{sent / 1e9:.2f} GB, {wait:.1f} ms")
         rows.append([method.name, *cells])
     return table(["a step, 64 GPUs", "200 classes", "10 000", "100 000"], rows)
 

@@ -54,8 +54,8 @@ def measure_tables(folder: Path, count: int) -> None:
     name = "train/n{0:08d}/n{0:08d}_{1:05d}.JPEG"
     (folder / "names").write_text("".join(name.format(i // 1300, i % 1300) for i in range(count)))
     files = tuple(folder / f"{i}.tar" for i in range(-(-count // 1000)))
-    for file in files:
-        file.hardlink_to(folder / "names")
+    for file in files:  # names are in the tables' files
+        file.with_suffix(".npy").hardlink_to(folder / "names")
     length = len(name.format(0, 0))
     table = np.full((count, 5), length, np.int64)
     table[:, 0] = table[:, 3] = np.arange(count) * length
@@ -64,7 +64,7 @@ def measure_tables(folder: Path, count: int) -> None:
     print(f"tables: {(table.nbytes + shard.nbytes) / 1e6:.0f} MB")
     busy = time.process_time()
     tracemalloc.start()
-    whole = ShardedImages(files, files, shard, table, "")
+    whole = ShardedImages(files, shard, table, "")
     labels, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     training, _ = split_validation(whole, None, 0.1, seed=0)
@@ -145,7 +145,7 @@ def main() -> None:
                 asked = time.perf_counter()
                 pixels = next(batches).to(device)
                 waited = waited + time.perf_counter() - asked if step >= WARM_UP else 0.0
-                crops = preprocessing.training_crops(pixels, generator)
+                crops = preprocessing.cropped(pixels, *preprocessing.draw_crops(len(pixels), generator))
                 learner.step(preprocessing.normalised(crops), labels[:size])
             if device.type == "cuda":
                 torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""What augmentation destroys: the measure against cases whose answer is known."""
+"""How often augmentation destroys the cue: the measure against cases whose answer is known."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from semaug.data.destruction import (
     Pair,
     augment_all,
     cut_square,
-    cutout,
     difference_left,
     look_alike_pairs,
     measure,
@@ -45,7 +44,7 @@ def difference(pictures):
     )
 
 
-def test_pairs_differ_inside_their_box_alone(pairs):
+def test_pairs_differ_inside_their_box_only(pairs):
     assert len(pairs) > 30
     for pair in pairs:
         left, top, right, bottom = pair.box
@@ -82,7 +81,7 @@ def test_blanking_everything_else_destroys_nothing(pairs):
     assert share_destroyed(pairs, only_the_cue) == 0
 
 
-def test_a_known_box_leaves_what_lies_outside(pairs):
+def test_a_known_box_leaves_the_difference_outside_of_it(pairs):
     pair = pairs[0]
     left, top, right, bottom = pair.box
     row, column = (top + bottom) // 2 + 24, (left + right) // 2  # its upper edge runs through the cue
@@ -98,27 +97,27 @@ def test_a_known_box_leaves_what_lies_outside(pairs):
 
 
 def test_cutout_destroys_as_often_as_its_geometry_says():
-    """Of a cue of one pixel: the share of the 96 × 96 places of the square that cover it."""
-    pictures = torch.zeros(2, 3, 96, 96, dtype=torch.uint8)
-    pictures[1, :, 10, 50] = 200
-    one = Pair(pictures, "eye_ring", ("white", "buff"), (50, 10, 51, 11))
-    covering = [difference_left(one, cut_square(pictures, y, x)) < LEFT for y in range(96) for x in range(96)]
-    assert sum(covering) == 35 * 48  # centres in rows 0 … 34 and columns 27 … 74
-    chance = sum(covering) / 96**2
-    measured = share_destroyed([one] * 2000, cutout)
+    """For a cue of one pixel: the share of the 32 × 32 positions of the square that cover it."""
+    pictures = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    pictures[1, :, 3, 17] = 200
+    one = Pair(pictures, "eye_ring", ("white", "buff"), (17, 3, 18, 4))
+    covering = [difference_left(one, cut_square(pictures, y, x)) < LEFT for y in range(32) for x in range(32)]
+    assert sum(covering) == 12 * 16  # centres in rows 0 … 11 and columns 10 … 25
+    chance = sum(covering) / 32**2
+    measured = share_destroyed([one] * 2000, AUGMENTATIONS["Cutout"][1])
     assert measured == pytest.approx(chance, abs=4 * (chance * (1 - chance) / 2000) ** 0.5)
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_both_pictures_of_a_pair_get_the_same_augmentation(name, pairs):
-    """A pair of equal pictures stays one; images keep their type."""
+    """Equal pictures stay equal, and keep their type."""
     twins = [Pair(pair.pictures[:1].expand(2, -1, -1, -1), pair.trait, pair.values, pair.box) for pair in pairs[:10]]
     for pictures in augment_all(twins, AUGMENTATIONS[name][1]):
         assert pictures.dtype == torch.uint8
         assert torch.equal(pictures[0], pictures[1])
 
 
-def test_measure_is_reproducible_and_keeps_the_random_state(measured):
+def test_measure_is_reproducible_and_restores_the_random_state(measured):
     state = torch.get_rng_state()
     torch.manual_seed(5)
     again = measure(num_species=8, per_species=5)

@@ -1,4 +1,4 @@
-"""Readers of images, and of the formats that test_readers.py leaves out, meet garbage with a sentence and no crash."""
+"""Damaged images, MATLAB and Parquet files, and odd folders end in one sentence, never in a crash."""
 
 import contextlib
 import io
@@ -16,21 +16,21 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import loadmat, savemat
 
-from data import layouts
-from data.layouts import put, put_image
+import replicas
+from replicas import put, put_image
+from semaug.data import tables
 from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
 from semaug.data.samples import load_image
 from semaug.report.figures.groups import table_groups
 from semaug.util.errors import SemaugError
-from semaug.util.spreadsheets import escape_formula, unescape_formula
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore::DeprecationWarning")
 quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def mutated(contents: bytes, near: int | None = None) -> st.SearchStrategy[bytes]:
-    """The content cut off, or with pieces replaced, most of them near its beginning: there is what matters."""
+    """The content cut off, or with pieces replaced, most of them near its beginning, where they matter."""
     last = len(contents)
     places = st.one_of(st.integers(0, min(near or last, last)), st.integers(0, last))
     pieces = st.one_of(st.binary(max_size=8), st.sampled_from([b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff", b"\x80"]))
@@ -78,7 +78,7 @@ IMAGES = {
 
 
 def outcome(reader: Callable[[Any], Any], argument: object) -> tuple[Any, str]:
-    """What a reader gives, or else the sentence with which it refuses; any other exception fails the test."""
+    """What a reader returns, or the message with which it refuses; any other exception fails the test."""
     try:
         return reader(argument), ""
     except SemaugError as error:
@@ -119,7 +119,7 @@ def is_data_or_refused(path: Path) -> None:
 
 def compressed_cars(folder: Path) -> Path:
     """As MATLAB 7 writes: every variable is compressed."""
-    layouts.cars_single(folder)
+    replicas.cars_single(folder)
     content = loadmat(folder / "cars_annos.mat")
     content = {key: value for key, value in content.items() if not key.startswith("__")}
     savemat(folder / "cars_annos.mat", content, do_compression=True)
@@ -127,9 +127,9 @@ def compressed_cars(folder: Path) -> Path:
 
 
 MATLAB_FILES = [
-    (layouts.cars_devkit, "devkit/cars_meta.mat"),
-    (layouts.cars_devkit, "devkit/cars_train_annos.mat"),
-    (layouts.cars_devkit, "cars_test_annos_withlabels.mat"),
+    (replicas.cars_devkit, "devkit/cars_meta.mat"),
+    (replicas.cars_devkit, "devkit/cars_train_annos.mat"),
+    (replicas.cars_devkit, "cars_test_annos_withlabels.mat"),
     (compressed_cars, "cars_annos.mat"),
 ]
 
@@ -185,14 +185,15 @@ def test_parquet_files_with_other_content(parquet: Path, image: list[Any], label
     is_data_or_refused(parquet / "other.parquet")
 
 
-def test_a_parquet_file_that_unpacks_to_too_many_rows(parquet: Path) -> None:
+def test_a_parquet_file_of_too_many_rows(parquet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow.parquet
 
-    rows = 30_000_000
+    rows = 100_000
+    monkeypatch.setattr(tables, "_MAX_ROWS", 50_000)
     constant = pyarrow.DictionaryArray.from_arrays(np.zeros(rows, dtype=np.int32), ["1.jpg"])
     pyarrow.parquet.write_table(pyarrow.table({"path": constant, "label": constant}), parquet / "bomb.parquet")
-    assert (parquet / "bomb.parquet").stat().st_size < 1_000_000
-    with pytest.raises(SemaugError, match="has 30000000 rows"):
+    assert (parquet / "bomb.parquet").stat().st_size < 10_000
+    with pytest.raises(SemaugError, match="has 100000 rows"):
         read_data(str(parquet / "bomb.parquet"))
 
 
@@ -204,13 +205,13 @@ ODD_NAMES = st.one_of(
 )
 
 
-@settings(quick, max_examples=120)
+@settings(quick, max_examples=80)
 @given(tree=st.lists(st.tuples(ODD_NAMES, ODD_NAMES, NAMES), max_size=5))
 def test_folders_of_any_names(tree: list[tuple[str, str, str]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for split, class_name, name in tree:
             try:
-                put(Path(folder) / split / class_name / f"{name}.jpg", layouts.picture(1))
+                put(Path(folder) / split / class_name / f"{name}.jpg", replicas.picture(1))
             except OSError:  # a file where a folder is asked for
                 continue
         is_data_or_refused(Path(folder))
@@ -218,18 +219,20 @@ def test_folders_of_any_names(tree: list[tuple[str, str, str]]) -> None:
 
 FILE_NAMES = st.one_of(
     NAMES,
-    st.binary(min_size=1, max_size=8).filter(lambda name: not {*b"/\0"} & {*name}).map(os.fsdecode),  # hardly UTF-8
-    st.sampled_from([*layouts.WNIDS, "n01443537 ", "n99999999", "N01440764", "n0144076", "n０1440764", "TRAIN", "Val"]),
+    st.binary(min_size=1, max_size=8).filter(lambda name: not {*b"/\0"} & {*name}).map(os.fsdecode),  # rarely UTF-8
+    st.sampled_from(
+        [*replicas.WNIDS, "n01443537 ", "n99999999", "N01440764", "n0144076", "n０1440764", "TRAIN", "Val"]
+    ),
     st.sampled_from(["train", "val", "test", "valid", ".hidden", "__MACOSX", "-", "~", "$HOME", "a" * 200, "devkit"]),
 ).filter(lambda name: name not in (".", ".."))
 PLACES = st.sampled_from(
-    ["", "train", "val", *(f"{split}/{wnid}" for split in ("train", "val") for wnid in layouts.WNIDS)]
+    ["", "train", "val", *(f"{split}/{wnid}" for split in ("train", "val") for wnid in replicas.WNIDS)]
 )
 DEEDS = {
-    "image": lambda path: put(path.with_name(f"{path.name}.JPEG"), layouts.picture(1)),
+    "image": lambda path: put(path.with_name(f"{path.name}.JPEG"), replicas.picture(1)),
     "empty file": lambda path: put(path.with_name(f"{path.name}.JPEG"), b""),
     "other file": lambda path: put(path, b"n01440764 1"),
-    "class": lambda path: put(path / "1.JPEG", layouts.picture(2)),
+    "class": lambda path: put(path / "1.JPEG", replicas.picture(2)),
     "empty folder": lambda path: path.mkdir(),
     "folder like an image": lambda path: path.with_name(f"{path.name}.JPEG").mkdir(),
     "link to all": lambda path: path.symlink_to(path.parent),
@@ -242,11 +245,11 @@ DEEDS = {
 }
 
 
-@settings(quick, max_examples=200)
+@settings(quick, max_examples=100)
 @given(deeds=st.lists(st.tuples(st.sampled_from(list(DEEDS)), PLACES, FILE_NAMES), min_size=1, max_size=6))
 def test_imagenet_with_anything_in_it(deeds: list[tuple[str, str, str]]) -> None:
     with tempfile.TemporaryDirectory() as root:
-        folder = layouts.imagenet(Path(root) / "imagenet")
+        folder = replicas.imagenet(Path(root) / "imagenet")
         for deed, place, name in deeds:
             with contextlib.suppress(OSError, shutil.Error):  # there is already one, or the place is gone
                 DEEDS[deed](folder / place / name)
@@ -258,7 +261,7 @@ def test_imagenet_with_anything_in_it(deeds: list[tuple[str, str, str]]) -> None
 
 def test_imagenet_with_an_odd_file_in_every_place(tmp_path: Path) -> None:
     for place in ("", "train", "val", "train/n01440764", "val/n01440764"):
-        folder = layouts.imagenet(tmp_path / f"at-{place.replace('/', '-')}")
+        folder = replicas.imagenet(tmp_path / f"at-{place.replace('/', '-')}")
         put(folder / place / "odd\nname.JPEG", b"")
         os.symlink(folder, folder / place / "loop")
         is_data_or_refused(folder)
@@ -272,14 +275,3 @@ def test_tables_of_groups(tmp_path: Path, content: bytes) -> None:
     file = put(tmp_path / "groups.csv", content)
     groups, sentence = outcome(lambda path: table_groups(path, ["a", "=b"]), file)
     assert (groups is None) == bool(sentence)
-
-
-# ----------------------------------------------------------------------------------------- names and spreadsheets
-
-
-@given(st.one_of(st.text(max_size=8), st.text("'=+-@\t\r\n ab", max_size=8)))
-def test_a_name_in_a_table_starts_no_formula_and_is_read_back(name: str) -> None:
-    cell = escape_formula(name)
-    assert not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
-    assert unescape_formula(cell) == name
-    assert cell in (name, f"'{name}")

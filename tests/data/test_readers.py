@@ -1,4 +1,4 @@
-"""Readers: every layout as it is distributed, one sentence for every fault, and nothing else for hostile content."""
+"""Readers: every layout as it is distributed, and one sentence for every fault and for hostile content."""
 
 import importlib.util
 import os
@@ -13,12 +13,13 @@ import scipy.io
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data import layouts
-from data.layouts import put, put_image, put_lines
-from semaug.data import annotations, matlab, readers
+import replicas
+from replicas import put, put_image, put_lines
+from semaug.data import annotations, layouts, matlab, readers
+from semaug.data.layouts import Layout
 from semaug.data.readers import read_data, split_validation
-from semaug.data.samples import DataSet, ImageFiles, embedded_birds
-from semaug.util.errors import SemaugError
+from semaug.data.samples import IMAGE_SUFFIXES, DataSet, ImageFiles, embedded_birds
+from semaug.util.errors import SemaugError, SettingError
 
 
 def counts(data: DataSet) -> dict[str, list[int]]:
@@ -34,21 +35,24 @@ def names(data: DataSet, split: str) -> list[str]:
 
 
 def refusal(path: Path | str, **options: object) -> str:
-    """The sentence with which a path is refused."""
+    """The message with which a path is refused."""
     with pytest.raises(SemaugError) as caught:
         read_data(str(path), **options)
-    sentence = str(caught.value)
-    assert "\n" not in sentence
-    assert len(sentence) < 1000
-    return sentence
+    return one_sentence(caught.value)
+
+
+def one_sentence(error: SemaugError) -> str:
+    assert "\n" not in str(error)
+    assert len(str(error)) < 1000
+    return str(error)
 
 
 # ------------------------------------------------------------------------------------------------- as distributed
 
 
 def test_cub(tmp_path):
-    data = read_data(str(layouts.cub(tmp_path / "anything")))
-    assert (data.name, data.classes) == ("cub", layouts.CUB_CLASSES)
+    data = read_data(str(replicas.cub(tmp_path / "anything")))
+    assert (data.name, data.classes) == ("cub", replicas.CUB_CLASSES)
     assert counts(data) == {"train": [2, 2, 2], "test": [2, 2, 2]}
     assert names(data, "train")[0] == "images/001.Black_footed_Albatross/Black_footed_Albatross_0000_7919.jpg"
     assert all(
@@ -59,14 +63,14 @@ def test_cub(tmp_path):
 
 
 def test_cub_classes_are_ordered_by_number_not_by_line(tmp_path):
-    folder = layouts.cub(tmp_path)
+    folder = replicas.cub(tmp_path)
     lines = (folder / "classes.txt").read_text().splitlines()
     put_lines(folder / "classes.txt", lines[::-1])
-    assert read_data(str(folder)).classes == layouts.CUB_CLASSES
+    assert read_data(str(folder)).classes == replicas.CUB_CLASSES
 
 
 def test_nabirds(tmp_path):
-    data = read_data(str(layouts.nabirds(tmp_path)))
+    data = read_data(str(replicas.nabirds(tmp_path)))
     assert data.name == "nabirds"
     assert data.classes == ("Common Eider (Adult male)", "Common Eider (Female/juvenile)", "Oak Titmouse")
     assert counts(data) == {"train": [2, 2, 2], "test": [1, 1, 1]}
@@ -74,8 +78,8 @@ def test_nabirds(tmp_path):
     assert all(name.startswith("images/0817/") for name in oak)
 
 
-def test_nabirds_categories_of_one_name_are_told_apart_by_number(tmp_path):
-    folder = layouts.nabirds(tmp_path)
+def test_nabirds_categories_of_the_same_name_are_distinguished_by_number(tmp_path):
+    folder = replicas.nabirds(tmp_path)
     text = (folder / "classes.txt").read_text()
     put(folder / "classes.txt", text.replace("(Adult male)", "(Adult)").replace("(Female/juvenile)", "(Adult)"))
     assert read_data(str(folder)).classes[:2] == ("Common Eider (Adult) [295]", "Common Eider (Adult) [296]")
@@ -83,11 +87,11 @@ def test_nabirds_categories_of_one_name_are_told_apart_by_number(tmp_path):
 
 @pytest.mark.parametrize("trainval", [True, False])
 def test_aircraft_trains_on_trainval(tmp_path, trainval):
-    folder = layouts.aircraft(tmp_path)
+    folder = replicas.aircraft(tmp_path)
     if not trainval:
         (folder / "data" / "images_variant_trainval.txt").unlink()
     data = read_data(str(folder))
-    assert (data.name, data.classes) == ("aircraft", layouts.VARIANTS)
+    assert (data.name, data.classes) == ("aircraft", replicas.VARIANTS)
     assert counts(data) == {"train": [3, 3, 3], "test": [2, 2, 2]}
     assert sorted(names(data, "train"))[0] == "data/images/1025794.jpg"
     assert data.splits["test"].load(1).mode == "RGB"
@@ -95,15 +99,15 @@ def test_aircraft_trains_on_trainval(tmp_path, trainval):
 
 
 def test_cars_devkit(tmp_path):
-    data = read_data(str(layouts.cars_devkit(tmp_path)))
-    assert (data.name, data.classes) == ("cars", layouts.CAR_CLASSES)
+    data = read_data(str(replicas.cars_devkit(tmp_path)))
+    assert (data.name, data.classes) == ("cars", replicas.CAR_CLASSES)
     assert counts(data) == {"train": [2, 2, 2], "test": [2, 2, 2]}
     assert names(data, "test")[:2] == ["cars_test/00001.jpg", "cars_test/00002.jpg"]
     assert list(data.splits["train"].labels) == [0, 1, 2, 0, 1, 2]
 
 
-def test_cars_test_labels_may_lie_in_the_devkit_and_image_folders_may_be_doubled(tmp_path):
-    folder = layouts.cars_devkit(tmp_path / "cars")
+def test_cars_test_labels_may_be_in_the_devkit_and_image_folders_doubled(tmp_path):
+    folder = replicas.cars_devkit(tmp_path / "cars")
     (folder / "cars_test_annos_withlabels.mat").rename(folder / "devkit" / "cars_test_annos_withlabels.mat")
     (folder / "cars_train").rename(tmp_path / "inner")
     (folder / "cars_train").mkdir()
@@ -112,22 +116,22 @@ def test_cars_test_labels_may_lie_in_the_devkit_and_image_folders_may_be_doubled
 
 
 def test_cars_single_file(tmp_path):
-    data = read_data(str(layouts.cars_single(tmp_path)))
-    assert data.classes == layouts.CAR_CLASSES
+    data = read_data(str(replicas.cars_single(tmp_path)))
+    assert data.classes == replicas.CAR_CLASSES
     assert counts(data) == {"train": [2, 2, 2], "test": [1, 1, 1]}
     assert names(data, "test") == ["car_ims/000003.jpg", "car_ims/000006.jpg", "car_ims/000009.jpg"]
 
 
 def test_cars_as_folders(tmp_path):
-    layouts.image_folder(tmp_path / "stanford_cars", classes=("Acura RL Sedan 2012", "Ram C-V Cargo Van Minivan 2012"))
+    replicas.image_folder(tmp_path / "stanford_cars", classes=("Acura RL Sedan 2012", "Ram C-V Cargo Van Minivan 2012"))
     data = read_data("cars", tmp_path)
     assert data.name == "cars"
     assert counts(data) == {"train": [3, 3], "test": [3, 3]}
 
 
 def test_imagenet(tmp_path):
-    data = read_data(str(layouts.imagenet(tmp_path)))
-    assert (data.name, data.classes) == ("imagenet", layouts.WNIDS)
+    data = read_data(str(replicas.imagenet(tmp_path)))
+    assert (data.name, data.classes) == ("imagenet", replicas.WNIDS)
     assert counts(data) == {"train": [2, 2], "test": [2, 2]}
 
 
@@ -142,15 +146,15 @@ def test_imagenet(tmp_path):
     ],
 )
 def test_image_folders(tmp_path, splits, expected):
-    data = read_data(str(layouts.image_folder(tmp_path / "corvids", splits)))
+    data = read_data(str(replicas.image_folder(tmp_path / "corvids", splits)))
     assert (data.name, data.classes) == ("corvids", ("crow", "jay"))
     assert counts(data) == {split: [3, 3] for split in expected}
 
 
 def test_image_folders_nested_hidden_and_other_files(tmp_path):
-    layouts.image_folder(tmp_path, ("",), ("crow", "jay"), 1)
+    replicas.image_folder(tmp_path, ("",), ("crow", "jay"), 1)
     put_image(tmp_path / "crow" / "deep" / "deeper" / "BIG.JPEG", 1)
-    put(tmp_path / "crow" / "x.PNG", layouts.picture(2, "PNG"))
+    put(tmp_path / "crow" / "x.PNG", replicas.picture(2, "PNG"))
     for ignored in ("crow/.hidden.jpg", "crow/.cache/1.jpg", ".git/1.jpg", "__MACOSX/crow/1.jpg", "preview.jpg"):
         put_image(tmp_path / ignored, 3)
     put(tmp_path / "crow" / "notes.txt", "x")
@@ -159,13 +163,13 @@ def test_image_folders_nested_hidden_and_other_files(tmp_path):
 
 
 def test_a_class_may_be_called_train(tmp_path):
-    layouts.image_folder(tmp_path, ("",), ("bus", "train"))
+    replicas.image_folder(tmp_path, ("",), ("bus", "train"))
     assert read_data(str(tmp_path)).classes == ("bus", "train")
 
 
 def test_links_are_read_but_loops_are_not_followed(tmp_path):
-    folder = layouts.image_folder(tmp_path / "data", ("",))
-    layouts.image_folder(tmp_path / "elsewhere", ("",), ("magpie",))
+    folder = replicas.image_folder(tmp_path / "data", ("",))
+    replicas.image_folder(tmp_path / "elsewhere", ("",), ("magpie",))
     (folder / "magpie").symlink_to(tmp_path / "elsewhere" / "magpie")
     (folder / "loop").symlink_to(folder)
     (folder / "self").symlink_to(folder / "self")
@@ -178,7 +182,7 @@ def test_links_are_read_but_loops_are_not_followed(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".CSV"])
 def test_tables(tmp_path, suffix):
-    data = read_data(str(layouts.table(tmp_path / f"corvids{suffix}")))
+    data = read_data(str(replicas.table(tmp_path / f"corvids{suffix}")))
     assert (data.name, data.classes) == ("corvids", ("crow", "jay"))
     assert counts(data) == {"train": [1, 1], "val": [1, 0], "test": [0, 1]}
     assert names(data, "val") == ["pictures/2.png"]
@@ -187,7 +191,7 @@ def test_tables(tmp_path, suffix):
 @pytest.mark.parametrize("header", ["filename,class", " Image , LABEL", '"file","class"', "\ufeffpath,label"])
 def test_table_columns_have_several_names(tmp_path, header):
     rows = ("pictures/0.png,10", 'pictures/1.png,"9"', "", "pictures/2.png, 10")
-    data = read_data(str(layouts.table(tmp_path / "t.csv", header, rows)))
+    data = read_data(str(replicas.table(tmp_path / "t.csv", header, rows)))
     assert data.classes == ("9", "10")
     assert counts(data) == {"train": [1, 2]}
 
@@ -247,14 +251,14 @@ def test_parquet_for_real(tmp_path):
 @pytest.mark.parametrize(
     ("name", "folder", "build"),
     [
-        ("cub", "CUB_200_2011", layouts.cub),
-        ("cub", "CUB_200_2011/CUB_200_2011", layouts.cub),
-        ("nabirds", "nabirds", layouts.nabirds),
-        ("aircraft", "fgvc-aircraft-2013b", layouts.aircraft),
-        ("cars", "stanford_cars", layouts.cars_devkit),
-        ("cars", "stanford_cars", layouts.cars_single),
-        ("cars", ".", layouts.cars_single),
-        ("imagenet", "imagenet", layouts.imagenet),
+        ("cub", "CUB_200_2011", replicas.cub),
+        ("cub", "CUB_200_2011/CUB_200_2011", replicas.cub),
+        ("nabirds", "nabirds", replicas.nabirds),
+        ("aircraft", "fgvc-aircraft-2013b", replicas.aircraft),
+        ("cars", "stanford_cars", replicas.cars_devkit),
+        ("cars", "stanford_cars", replicas.cars_single),
+        ("cars", ".", replicas.cars_single),
+        ("imagenet", "imagenet", replicas.imagenet),
     ],
 )
 def test_names(tmp_path, monkeypatch, name, folder, build):
@@ -269,7 +273,7 @@ def test_names(tmp_path, monkeypatch, name, folder, build):
 def test_the_default_root_is_the_folder_data(tmp_path, monkeypatch):
     monkeypatch.delenv("SEMAUG_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    layouts.cub(tmp_path / "data" / "CUB_200_2011")
+    replicas.cub(tmp_path / "data" / "CUB_200_2011")
     assert read_data("cub").name == "cub"
 
 
@@ -295,6 +299,32 @@ def test_an_incomplete_set_says_what_is_missing(tmp_path):
     assert "has no folder train" in refusal("imagenet", root=tmp_path)
 
 
+def test_a_layout_is_added_by_one_entry_in_the_table(tmp_path, monkeypatch):
+    """A flat folder in which the class is the first word of the file's name, by path and by name."""
+
+    def read(folder):
+        files = sorted(file for file in folder.glob("*_*.*") if file.suffix in IMAGE_SUFFIXES)
+        classes = sorted({file.name.split("_")[0] for file in files})
+        entries = [(file, classes.index(file.name.split("_")[0])) for file in files]
+        return annotations.data_set("corvids", folder, classes, {"train": entries})
+
+    flat = Layout(
+        "corvids",
+        recognise=lambda path: any(path.glob("*_*.jpg")),
+        read=read,
+        folders=("corvids-1.0",),
+        source="corvids.zip from a friend",
+    )
+    monkeypatch.setattr(readers, "LAYOUTS", [flat, *readers.LAYOUTS])
+    assert "corvids.zip from a friend" in refusal("corvids", root=tmp_path)
+    for i, name in enumerate(("crow_1", "jay_1", "jay_2")):
+        put_image(tmp_path / "corvids-1.0" / f"{name}.jpg", i)
+    data = read_data("corvids", tmp_path)
+    assert (data.name, data.classes, counts(data)) == ("corvids", ("crow", "jay"), {"train": [1, 2]})
+    assert read_data(str(tmp_path / "corvids-1.0")) == data
+    assert read_data(str(replicas.cub(tmp_path / "cub"))).name == "cub"
+
+
 # ---------------------------------------------------------------------------------------------------------- faults
 
 
@@ -303,9 +333,9 @@ CUB_TABLES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "c
 
 @pytest.mark.parametrize("table", CUB_TABLES)
 def test_missing_annotation_file(tmp_path, table):
-    (layouts.cub(tmp_path) / table).unlink()
+    (replicas.cub(tmp_path) / table).unlink()
     assert f"{table} is missing" in refusal(tmp_path)
-    if hasattr(os, "mkfifo"):  # which would wait for a writer for ever
+    if hasattr(os, "mkfifo"):  # which would wait forever for a writer
         os.mkfifo(tmp_path / table)
         assert f"{table} is missing" in refusal(tmp_path)
 
@@ -325,7 +355,7 @@ def test_missing_annotation_file(tmp_path, table):
             "3",
             "line 3: '3' should be two",
         ),
-        ("images.txt", "\n2 ", "\n1 ", "line 2: '1' is there twice"),
+        ("images.txt", "\n2 ", "\n1 ", "line 2: '1' occurs twice"),
         ("images.txt", "\n2 ", "\n22 ", "only one of images.txt and image_class_labels.txt"),
         ("images.txt", "2 001.Black", "2 ../../001.Black", "outside of the data set"),
         ("images.txt", "2 001.Black", "2 /etc/001.Black", "outside of the data set"),
@@ -339,13 +369,13 @@ def test_missing_annotation_file(tmp_path, table):
         ("image_class_labels.txt", "\n7 2", "\n7 " + "9" * 5000, "line 7"),
         ("image_class_labels.txt", "\n7 2", "", "only one of images.txt and image_class_labels.txt"),
         ("train_test_split.txt", "\n8 0", "\n8 2", "line 8: '2' should be 0 or 1"),
-        ("classes.txt", "\n3 ", "\n03 a\n3 ", "line 4: the class '3' is there twice"),
+        ("classes.txt", "\n3 ", "\n03 a\n3 ", "line 4: the class '3' occurs twice"),
         ("classes.txt", "003.Sooty_Albatross", "002.Laysan_Albatross", "the same name: '002.Laysan_Albatross'"),
         ("classes.txt", "003.Sooty_Albatross", "003.Sooty_Albatross\n4 004.Ani", "classes without images: '004.Ani'"),
     ],
 )
 def test_faults_in_cub(tmp_path, table, old, new, expected):
-    path = layouts.cub(tmp_path) / table
+    path = replicas.cub(tmp_path) / table
     text = path.read_text()
     assert old in text
     put(path, text.replace(old, new, 1))
@@ -353,7 +383,7 @@ def test_faults_in_cub(tmp_path, table, old, new, expected):
 
 
 def test_absent_images_are_counted_and_the_first_is_named(tmp_path):
-    folder = layouts.cub(tmp_path)
+    folder = replicas.cub(tmp_path)
     for image in (folder / "images").glob("002*/*_000[12]_*"):
         image.unlink()
     sentence = refusal(folder)
@@ -361,8 +391,8 @@ def test_absent_images_are_counted_and_the_first_is_named(tmp_path):
     assert "images/002.Laysan_Albatross/Laysan_Albatross_0002_" in sentence
 
 
-def test_a_class_in_test_alone(tmp_path):
-    folder = layouts.cub(tmp_path)
+def test_a_class_in_test_only(tmp_path):
+    folder = replicas.cub(tmp_path)
     text = (folder / "train_test_split.txt").read_text()
     put(folder / "train_test_split.txt", text.replace("\n5 1", "\n5 0").replace("\n7 1", "\n7 0"))
     assert "classes in test that are not in train: '002.Laysan_Albatross'" in refusal(folder)
@@ -380,14 +410,14 @@ def test_a_class_in_test_alone(tmp_path):
             "images_variant_test.txt",
             "1025797",
             "../../1025797",
-            "line 1: the image '../../1025797.jpg' would lie outside",
+            "line 1: the image '../../1025797.jpg' is outside",
         ),
         ("images_variant_test.txt", "1025797", "1", "1 of the 15 images"),
         ("images_variant_trainval.txt", "1025794 ", "1025794", "line 1: '1025794707-320' should be two fields"),
     ],
 )
 def test_faults_in_aircraft(tmp_path, table, old, new, expected):
-    path = layouts.aircraft(tmp_path) / "data" / table
+    path = replicas.aircraft(tmp_path) / "data" / table
     text = path.read_text()
     assert old in text
     put(path, text.replace(old, new, 1))
@@ -395,13 +425,13 @@ def test_faults_in_aircraft(tmp_path, table, old, new, expected):
 
 
 def test_faults_in_cars(tmp_path):
-    assert "would lie outside" in refusal(layouts.cars_single(tmp_path / "a", first="../000001.jpg"))
-    assert "label 4 is beyond the 3 classes" in refusal(layouts.cars_devkit(tmp_path / "b", (1, 2, 3, 4))).replace(
+    assert "is outside of" in refusal(replicas.cars_single(tmp_path / "a", first="../000001.jpg"))
+    assert "label 4 is beyond the 3 classes" in refusal(replicas.cars_devkit(tmp_path / "b", (1, 2, 3, 4))).replace(
         "'", ""
     )
-    assert "label 0 is beyond" in refusal(layouts.cars_devkit(tmp_path / "c", (0, 1, 2, 3))).replace("'", "")
-    assert "label 'one' is beyond" in refusal(layouts.cars_devkit(tmp_path / "e", ("one", 1, 2, 3)))
-    folder = layouts.cars_devkit(tmp_path / "d")
+    assert "label 0 is beyond" in refusal(replicas.cars_devkit(tmp_path / "c", (0, 1, 2, 3))).replace("'", "")
+    assert "label 'one' is beyond" in refusal(replicas.cars_devkit(tmp_path / "e", ("one", 1, 2, 3)))
+    folder = replicas.cars_devkit(tmp_path / "d")
     labelled = folder / "cars_test_annos_withlabels.mat"
     put(labelled, (folder / "devkit" / "cars_test_annos.mat").read_bytes())
     assert "no field class" in refusal(folder)
@@ -414,7 +444,7 @@ def test_faults_in_cars(tmp_path):
 
 
 def plain(value: object) -> object:
-    """What scipy makes of a MATLAB value, in lists, dicts and texts."""
+    """A MATLAB value as scipy reads it, in lists, dicts and texts."""
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype.names:
@@ -429,7 +459,7 @@ MATLAB_FILES = Path(scipy.io.__file__).parent / "matlab" / "tests" / "data"
 
 @pytest.mark.skipif(not MATLAB_FILES.is_dir(), reason="scipy was installed without its tests")
 @pytest.mark.parametrize("name", ["structarr", "structnest", "cell", "cellnest", "emptycell", "3dmatrix", "double"])
-def test_files_that_matlab_wrote_are_read_as_scipy_does(name):
+def test_files_written_by_matlab_are_read_as_by_scipy(name):
     files = sorted(MATLAB_FILES.glob(f"test{name}_[67]*.mat"))
     assert files
     for file in files:
@@ -440,7 +470,7 @@ def test_files_that_matlab_wrote_are_read_as_scipy_does(name):
 
 
 def test_faults_in_imagenet(tmp_path):
-    folder = layouts.imagenet(tmp_path)
+    folder = replicas.imagenet(tmp_path)
     for image in (folder / "val").glob("*/*"):
         image.rename(folder / "val" / f"{image.parent.name}{image.name}")
     for class_folder in (folder / "val").glob("n*[0-9]"):
@@ -462,28 +492,28 @@ def test_faults_in_image_folders(tmp_path):
 
 
 def test_faults_in_splits(tmp_path):
-    layouts.image_folder(tmp_path / "a", ("train", "test"))
-    layouts.image_folder(tmp_path / "a", ("test",), ("magpie", "rook"))
+    replicas.image_folder(tmp_path / "a", ("train", "test"))
+    replicas.image_folder(tmp_path / "a", ("test",), ("magpie", "rook"))
     assert "classes in test that are not in train: 'magpie', 'rook'" in refusal(tmp_path / "a")
-    layouts.image_folder(tmp_path / "b", ("train", "val", "validation"))
+    replicas.image_folder(tmp_path / "b", ("train", "val", "validation"))
     assert "both val and validation" in refusal(tmp_path / "b")
-    layouts.image_folder(tmp_path / "c", ("test", "val"))
+    replicas.image_folder(tmp_path / "c", ("test", "val"))
     assert "needs a folder train" in refusal(tmp_path / "c")
-    layouts.image_folder(tmp_path / "d", ("train",))
+    replicas.image_folder(tmp_path / "d", ("train",))
     put_image(tmp_path / "d" / "test" / "1.jpg", 1)
     assert "test has no folder per class" in refusal(tmp_path / "d")
 
 
 def test_a_class_absent_from_test_is_no_fault(tmp_path):
-    layouts.image_folder(tmp_path, ("train",))
-    layouts.image_folder(tmp_path, ("test",), ("jay",))
+    replicas.image_folder(tmp_path, ("train",))
+    replicas.image_folder(tmp_path, ("test",), ("jay",))
     assert counts(read_data(str(tmp_path))) == {"train": [3, 3], "test": [0, 3]}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such file names")
 def test_file_names_that_are_not_utf8(tmp_path):
-    layouts.image_folder(tmp_path, ("",))
-    Path(os.fsdecode(bytes(tmp_path / "jay") + b"/\xff.jpg")).write_bytes(layouts.picture(1))
+    replicas.image_folder(tmp_path, ("",))
+    Path(os.fsdecode(bytes(tmp_path / "jay") + b"/\xff.jpg")).write_bytes(replicas.picture(1))
     assert "is not UTF-8" in refusal(tmp_path)
 
 
@@ -499,7 +529,7 @@ def test_other_files_and_folders_that_cannot_be_read(tmp_path, monkeypatch):
     def forbidden(folder):
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr(readers.os, "scandir", forbidden)
+    monkeypatch.setattr(layouts.os, "scandir", forbidden)
     assert "Permission denied" in refusal(tmp_path)
 
 
@@ -510,7 +540,7 @@ def test_other_files_and_folders_that_cannot_be_read(tmp_path, monkeypatch):
         ("picture,label", (), "needs a column path or image or file or filename"),
         ("", (), "its columns are: none"),
         ("path,label", (), "no images in the split train"),
-        ("path,label", ("pictures/0.png",), "line 2: there are 1 fields, the header has 2"),
+        ("path,label", ("pictures/0.png",), "line 2 has 1 fields, and the header has 2"),
         ("path,label", ("pictures/0.png,a", "pictures/1.png,"), "line 3: the image or its label is empty"),
         ("path,label", ("pictures/0.png,a", "pictures/9.png,a"), "1 of the 2 images"),
         ("path,label,split", ("pictures/0.png,a,learn",), "line 2: the split 'learn' is not one of train"),
@@ -522,19 +552,19 @@ def test_other_files_and_folders_that_cannot_be_read(tmp_path, monkeypatch):
     ],
 )
 def test_faults_in_tables(tmp_path, header, rows, expected):
-    assert expected in refusal(layouts.table(tmp_path / "t.csv", header, rows))
+    assert expected in refusal(replicas.table(tmp_path / "t.csv", header, rows))
 
 
 def test_tables_that_are_no_text(tmp_path):
     assert "line 2: this is not UTF-8 text" in refusal(put(tmp_path / "t.csv", b"path,label\n\xff\xfe,a\n"))
-    folder = layouts.cub(tmp_path / "cub")
+    folder = replicas.cub(tmp_path / "cub")
     put(folder / "classes.txt", b"1 a\n2 \xff")
     assert "classes.txt line 2: this is not UTF-8 text" in refusal(folder)
 
 
 def test_a_table_that_is_too_large(tmp_path, monkeypatch):
     monkeypatch.setattr(annotations, "MAX_ANNOTATION_BYTES", 20)
-    assert "too large for an annotation file" in refusal(layouts.table(tmp_path / "t.csv"))
+    assert "too large for an annotation file" in refusal(replicas.table(tmp_path / "t.csv"))
 
 
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):
@@ -546,7 +576,7 @@ def test_parquet_without_pyarrow(tmp_path, monkeypatch):
 
 
 def fuzzed(original: bytes) -> st.SearchStrategy[bytes]:
-    """Any bytes, or the original with a piece replaced by some that are likely to hurt."""
+    """Any bytes, or the original with a piece replaced by one that is likely to do harm."""
     pieces = st.one_of(
         st.binary(max_size=20),
         st.text(max_size=10).map(lambda text: text.encode("utf-8", "surrogatepass")),
@@ -563,20 +593,20 @@ def fuzzed(original: bytes) -> st.SearchStrategy[bytes]:
 
 
 ANNOTATIONS = [
-    *((layouts.cub, table) for table in CUB_TABLES),
-    *((layouts.nabirds, table) for table in (*CUB_TABLES, "hierarchy.txt")),
-    *((layouts.aircraft, f"data/images_variant_{part}.txt") for part in ("trainval", "test")),
-    (layouts.aircraft, "data/variants.txt"),
-    (lambda folder: layouts.table(folder / "t.csv").parent, "t.csv"),
-    (lambda folder: layouts.table(folder / "t.tsv").parent, "t.tsv"),
-    (layouts.cars_single, "cars_annos.mat"),
+    *((replicas.cub, table) for table in CUB_TABLES),
+    *((replicas.nabirds, table) for table in (*CUB_TABLES, "hierarchy.txt")),
+    *((replicas.aircraft, f"data/images_variant_{part}.txt") for part in ("trainval", "test")),
+    (replicas.aircraft, "data/variants.txt"),
+    (lambda folder: replicas.table(folder / "t.csv").parent, "t.csv"),
+    (lambda folder: replicas.table(folder / "t.tsv").parent, "t.tsv"),
+    (replicas.cars_single, "cars_annos.mat"),
 ]
 
 
 @pytest.mark.parametrize(("build", "annotation"), ANNOTATIONS)
 @settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large])
 @given(data=st.data())
-def test_hostile_annotations_end_in_a_sentence_or_in_images_of_the_set(tmp_path, build, annotation, data):
+def test_hostile_annotations_end_in_one_sentence_or_in_images_of_the_set(tmp_path, build, annotation, data):
     folder = tmp_path / "set"
     original = tmp_path / "original"
     if not folder.exists():
@@ -586,8 +616,8 @@ def test_hostile_annotations_end_in_a_sentence_or_in_images_of_the_set(tmp_path,
     path = str(folder / annotation if annotation.startswith("t.") else folder)
     try:
         result = read_data(path)
-    except SemaugError:
-        refusal(path)
+    except SemaugError as error:
+        one_sentence(error)
         return
     for samples in result.splits.values():
         assert all(0 <= label < len(result.classes) for label in samples.labels)
@@ -634,7 +664,7 @@ def test_split_is_a_partition_in_which_every_class_can_be_trained(per_class, fra
 
 def test_split_is_the_same_everywhere_and_depends_on_the_seed():
     chosen = split_validation(listed([20, 20]), 3, 0.0, 7)[1]
-    # fixed once and for all: no other process, machine or version may choose otherwise
+    # fixed: every process, machine and version must choose these
     assert [chosen.name(i) for i in range(len(chosen))] == EXPECTED_SPLIT
     assert split_validation(listed([20, 20]), 3, 0.0, 8)[1] != chosen
 
@@ -644,5 +674,5 @@ EXPECTED_SPLIT = ["0/1.jpg", "0/9.jpg", "0/19.jpg", "1/6.jpg", "1/7.jpg", "1/18.
 
 @pytest.mark.parametrize(("per_class", "fraction"), [(-1, 0.0), (None, -0.1), (None, 1.0), (None, float("nan"))])
 def test_split_refuses_other_numbers(per_class, fraction):
-    with pytest.raises(SemaugError, match="validation images"):
+    with pytest.raises(SettingError, match="validation images"):
         split_validation(listed([2]), per_class, fraction, 0)

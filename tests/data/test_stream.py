@@ -1,4 +1,4 @@
-"""Images that are decoded ahead of who asks: their order, and what comes out."""
+"""Streaming: the order of images, and their pixels."""
 
 import os
 import re
@@ -24,8 +24,8 @@ from semaug.data.readers import read_data
 from semaug.data.samples import ImageFiles, Samples, subset
 from semaug.data.shards import ShardedImages, read_shards, write_shards
 from semaug.data.stream import shards_of, stream_pixels, streaming_order
-from semaug.util.errors import SemaugError
-from semaug.util.processes import CHUNK
+from semaug.util.errors import DataError
+from semaug.util.processes import TASK_SIZE
 
 SETTINGS = Preprocessing(24, 20)
 
@@ -38,7 +38,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def with_a_buffer(shards: list[int], generator: torch.Generator, buffer: int) -> list[int]:
-    """The same order as a stream makes it: one image after the other comes in, and one goes out."""
+    """The same order by simulation: images enter the buffer one after the other, and one leaves."""
     turn = torch.randperm(max(shards) + 1, generator=generator).tolist()
     arriving = iter(sorted(range(len(shards)), key=lambda i: turn[shards[i]]))
     held = list(islice(arriving, buffer))
@@ -52,24 +52,24 @@ def with_a_buffer(shards: list[int], generator: torch.Generator, buffer: int) ->
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(0, 5), st.integers(1, 80))
-def test_a_stream_meets_each_image_once_near_its_place(counts: list[int], seed: int, buffer: int) -> None:
+def test_an_order_has_each_image_once_near_its_place(counts: list[int], seed: int, buffer: int) -> None:
     shards = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     order = streaming_order(shards, seeded(seed), buffer).tolist()
     assert sorted(order) == list(range(sum(counts)))
     assert order == with_a_buffer(shards.tolist(), seeded(seed), buffer)
-    met: list[int] = []  # shards, as their first image comes in at the latest
+    seen: list[int] = []  # shards
     arrival = {i: place for place, i in enumerate(streaming_order(shards, seeded(seed), buffer=1).tolist())}
     for place, i in enumerate(order):
-        assert arrival[i] <= place + buffer, "no more than the buffer holds are read before their turn"
-        met.append(int(shards[i]))
+        assert arrival[i] <= place + buffer, "at most a buffer of images is read ahead"
+        seen.append(int(shards[i]))
     if buffer == 1:
-        assert [shard for k, shard in enumerate(met) if k == 0 or met[k - 1] != shard] == list(dict.fromkeys(met))
+        assert [shard for k, shard in enumerate(seen) if k == 0 or seen[k - 1] != shard] == list(dict.fromkeys(seen))
 
 
-def test_a_buffer_that_holds_all_leaves_every_order_possible() -> None:
+def test_a_buffer_that_holds_all_images_allows_every_order() -> None:
     shards = torch.tensor([0, 0, 1])
-    found = {tuple(streaming_order(shards, seeded(seed)).tolist()) for seed in range(100)}
-    assert len(found) == 6
+    orders = {tuple(streaming_order(shards, seeded(seed)).tolist()) for seed in range(100)}
+    assert len(orders) == 6
     assert len(streaming_order(torch.empty(0, dtype=torch.long), seeded(0))) == 0
     with pytest.raises(ValueError, match="at least one image"):
         streaming_order(shards, seeded(0), buffer=0)
@@ -90,27 +90,27 @@ def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Samples:
     return read_shards(folder).splits["train"]
 
 
-def test_the_shard_of_each_image_is_known_also_of_a_part(photos: Path, packed: Samples) -> None:
+def test_the_shard_of_each_image_is_known_for_subsets_too(photos: Path, packed: Samples) -> None:
     assert isinstance(packed, ShardedImages)
-    found = shards_of(subset(subset(packed, range(0, 90, 2)), [44, 0, 13]))
-    assert found is not None
-    assert found.tolist() == [88 // 25, 0, 26 // 25]
+    shards = shards_of(subset(subset(packed, range(0, 90, 2)), [44, 0, 13]))
+    assert shards is not None
+    assert shards.tolist() == [88 // 25, 0, 26 // 25]
     assert shards_of(subset(read_data(str(photos)).splits["train"], [1])) is None
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_what_comes_out_is_what_decoding_all_gives(packed: Samples, workers: int) -> None:
+def test_streamed_pixels_equal_decoded_ones(packed: Samples, workers: int) -> None:
     everything = decoded(packed, SETTINGS, None)
     generator = seeded(1)
     parts = [torch.randint(len(packed), (size,), generator=generator) for size in (3, 1, 70, 40, 5, 90, 2)]
-    found = list(stream_pixels(packed, SETTINGS, iter(parts), workers))
-    assert len(found) == len(parts)
-    for part, pixels in zip(parts, found, strict=True):
+    streamed = list(stream_pixels(packed, SETTINGS, iter(parts), workers))
+    assert len(streamed) == len(parts)
+    for part, pixels in zip(parts, streamed, strict=True):
         assert torch.equal(pixels, everything[part])
     assert list(stream_pixels(packed, SETTINGS, [], workers)) == []
 
 
-def test_only_some_are_made_ahead_and_their_memory_is_used_again(photos: Path) -> None:
+def test_few_images_are_decoded_ahead_and_their_memory_is_reused(photos: Path) -> None:
     asked: list[int] = []
 
     def parts() -> Iterator[Tensor]:
@@ -121,7 +121,7 @@ def test_only_some_are_made_ahead_and_their_memory_is_used_again(photos: Path) -
     everything = decoded(read_data(str(photos)).splits["train"], SETTINGS, None)
     stream = stream_pixels(read_data(str(photos)).splits["train"], SETTINGS, parts(), 2)
     for place, pixels in enumerate(stream):
-        assert sum(asked) <= 8 * (place + 1) + 4 * CHUNK + 8
+        assert sum(asked) <= 8 * (place + 1) + 4 * TASK_SIZE + 8
         assert torch.equal(pixels, everything[torch.arange(8 * place, 8 * place + len(pixels)) % 90])
     assert sum(asked) == 900
 
@@ -135,31 +135,31 @@ def test_the_first_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for workers in (0, 2):
         stream = stream_pixels(samples, SETTINGS, torch.arange(40).split(10), workers)
         assert [len(next(stream)), len(next(stream))] == [10, 10]
-        with pytest.raises(SemaugError, match=r"^cannot read the image 21.png: it is not an image.*semaug data check"):
+        with pytest.raises(DataError, match=r"^cannot read the image 21.png: it is not an image.*; check the"):
             next(stream)
         assert not active_children()
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks at processes in /proc")
-def test_a_signal_to_the_processes_does_not_end_them_and_killing_one_is_told(packed: Samples) -> None:
+def test_workers_ignore_signals_and_killing_one_ends_in_one_sentence(packed: Samples) -> None:
     stream = stream_pixels(packed, SETTINGS, torch.arange(90).repeat(40).split(30), 2)
     next(stream)
     workers = active_children()
     assert len(workers) == 2
     for worker in workers:
         assert worker.pid is not None
-        wait_until_deaf(worker.pid)
+        wait_until_ignored(worker.pid)
         os.kill(worker.pid, signal.SIGINT)
         os.kill(worker.pid, signal.SIGTERM)
     assert sum(map(len, islice(stream, 20))) == 600
     assert all(worker.is_alive() for worker in workers)
     os.kill(workers[0].pid or 0, signal.SIGKILL)
-    with pytest.raises(SemaugError, match="a process that reads images was ended"):
+    with pytest.raises(DataError, match="a process that reads images was killed"):
         list(stream)
 
 
-def wait_until_deaf(process: int) -> None:
-    """Until a worker that was just started ignores SIGTERM."""
+def wait_until_ignored(process: int) -> None:
+    """Wait until a new worker ignores SIGTERM."""
     end = time.monotonic() + 60
     while True:
         ignored = re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{process}/status").read_text())
@@ -169,8 +169,8 @@ def wait_until_deaf(process: int) -> None:
         time.sleep(0.01)
 
 
-def test_a_process_that_hangs_is_not_waited_for(packed: Samples, tmp_path: Path) -> None:
-    """Its disk does not answer, say."""
+def test_closing_does_not_wait_for_a_worker_that_hangs(packed: Samples, tmp_path: Path) -> None:
+    """For instance because its disk does not answer."""
 
     class Slow:
         labels = packed.labels
@@ -194,7 +194,7 @@ def test_a_process_that_hangs_is_not_waited_for(packed: Samples, tmp_path: Path)
     assert not active_children()
 
 
-def test_processes_end_when_nobody_asks_any_more(packed: Samples) -> None:
+def test_workers_end_when_the_stream_is_closed(packed: Samples) -> None:
     stream = stream_pixels(packed, SETTINGS, torch.arange(90).split(30), 2)
     next(stream)
     assert active_children()
@@ -210,7 +210,7 @@ def test_a_split_of_many_images_holds_no_object_for_each() -> None:
     files = tuple(Path(f"{i}.tar") for i in range(100))
     chosen = list(range(0, count, 2))
     tracemalloc.start()
-    whole = ShardedImages(files, files, shard, table, "")
+    whole = ShardedImages(files, shard, table, "")
     part = subset(whole, chosen)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -24,15 +24,15 @@ def test_an_all_reduce_takes_the_time_of_its_slowest_links() -> None:
     assert scaling.Links().all_reduce(0, 64) == pytest.approx(20e-6 + 2 * 3 * 10e-6)
 
 
-def test_overlap_hides_all_but_the_last_bucket_and_no_more_than_half_the_backward_pass() -> None:
+def test_the_gpu_waits_for_every_bucket_of_every_sum() -> None:
     links = scaling.Links(start=0.0, hop=0.0)
-    plain = scaling.methods()[0]
-    bucket = 450e9 / 1.75 * scaling.REAL_BACKWARD / 2  # takes as long as half the pass
-    for buckets, hidden in ((1, 0.0), (2, 1.0), (3, 1.0)):
-        size = scaling.Sizes((bucket,) * buckets, (0,), (0,))
-        after, during = (scaling.exposed(plain, size, links, 8, overlap) for overlap in (False, True))
-        assert after == pytest.approx(buckets * scaling.REAL_BACKWARD / 2)
-        assert after - during == pytest.approx(hidden * scaling.REAL_BACKWARD / 2)
+    second = 450e9 / 1.75  # bytes that eight GPUs sum in one second
+    size = scaling.Sizes((second, second), (3 * second,), (0,))
+    waits = {m.name: scaling.waiting(m, size, links, 8) for m in scaling.methods()}
+    statistics = 16 * scaling.DIMENSIONS / second
+    assert waits["plain training"] == pytest.approx(2)
+    assert waits["pipelined"] == pytest.approx(2 + 3 + statistics)
+    assert waits["paper's order, interval 10"] == pytest.approx(2 + 2 * 3 / 10 + statistics)
 
 
 def test_one_gpu_is_as_fast_as_measured_and_more_are_no_more_than_that() -> None:

@@ -67,7 +67,7 @@ def test_images_without_which_a_run_was_trained_are_left_out(
     assert figures("confusions", run, "--output", tmp_path / "out") == 0
     told = capsys.readouterr().err
     assert told.startswith("2 of 32 images cannot be read: test/")
-    assert told.strip().endswith("going on without them")
+    assert told.strip().endswith("continuing without them")
     assert figures("neighbours", run, "--covariance", "classwise", "--output", tmp_path / "out") == 0
     assert "images cannot be read: train/" in capsys.readouterr().err, "of these it takes the statistics"
     settings = read_json(run / "config.json")

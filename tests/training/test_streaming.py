@@ -146,7 +146,7 @@ def test_an_image_that_cannot_be_read_ends_training_or_is_left_out(photos: Path,
     write_shards(read_data(str(folder)), tmp_path / "shards", per_shard=5)
     for data in (folder, tmp_path / "shards"):
         streaming = config(data, tmp_path / f"{data.name}-run", images_on="stream", workers=1)
-        with pytest.raises(SemaugError, match=rf"^cannot read the image \S*{bad.name}: .*--on-bad-image skip"):
+        with pytest.raises(SemaugError, match=rf"^cannot read the image \S*{bad.name}: .*`on_bad_image` to skip"):
             train(streaming)
         cache = tmp_path / f"{data.name}-cache"
         run = train(replace(streaming, on_bad_image="skip", cache=cache))
@@ -199,14 +199,14 @@ def test_images_that_do_not_fit_are_told_with_what_to_do(
     needed = 24 * 40 * 40 * 3  # of training and validation
     cache, told = tmp_path / "new" / "cache", "the decoded images take 0.0 GB, and"
     monkeypatch.setattr(room, "_free", lambda folder: needed - 1)
-    with pytest.raises(SemaugError, match=rf"^{told} .*cache has 0.0 GB left; --images-on stream decodes"):
+    with pytest.raises(SemaugError, match=rf"^{told} .*cache has 0.0 GB left; set `images_on` to stream"):
         train(config(photos, tmp_path / "run", cache=cache))
     monkeypatch.setattr(room, "_memory", lambda: needed - 1)
-    with pytest.raises(SemaugError, match=rf"^{told} memory has 0.0 GB; --images-on stream decodes"):
+    with pytest.raises(SemaugError, match=rf"^{told} memory has 0.0 GB; set `images_on` to stream"):
         train(config(photos, tmp_path / "run"))
     monkeypatch.setattr(room, "_free", lambda folder: needed)
     train(config(photos, tmp_path / "run", cache=cache, epochs=1))  # to a disk with room: a hint
-    assert f"{told} memory has 0.0 GB; --images-on stream" in " ".join(capsys.readouterr().err.split())
+    assert f"{told} memory has 0.0 GB; set `images_on` to stream" in " ".join(capsys.readouterr().err.split())
     monkeypatch.setattr(room, "_free", lambda folder: 0)
     train(config(photos, tmp_path / "again", cache=cache, epochs=1))  # what is in the cache needs no room
     train(config(photos, tmp_path / "stream", images_on="stream", epochs=1))

@@ -1,132 +1,143 @@
-"""Annotation files, and data sets of the images that they list.
+"""Fields of annotation files, and data sets of the images that they list.
 
-Annotation files of downloaded sets are untrusted: whatever they hold, the outcome is a value or a :class:`SemaugError`
-of one sentence.
+Annotation files of downloaded data sets are untrusted: whatever they hold, the outcome is a value or a
+:class:`DataError` of one sentence.
 """
 
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
-from semaug.data.downloads import leads_out
 from semaug.data.samples import DataSet, ImageFiles, Samples
-from semaug.util.errors import SemaugError
+from semaug.util.errors import DataError
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 MAX_ANNOTATION_BYTES = 2**30
-"""A larger annotation file is refused before it fills the memory; the largest known set's is a twentieth of it."""
+"""Larger annotation files are refused; the largest of the known data sets has a twentieth of it."""
 
 Splits = dict[str, list[tuple[Path, int]]]
+"""By split, the image files and their labels."""
 
 
-class Value(NamedTuple):
-    """The second field of a line in an annotation file."""
+class Field(NamedTuple):
+    """A piece of text, and the file and line where it is."""
 
     text: str
-    line: int
+    place: str
+
+    def number(self) -> int:
+        """The field as a whole number of at most nine digits."""
+        if not (self.text.isascii() and self.text.isdigit() and len(self.text) < 10):
+            raise DataError(f"{self.place}: {shown(self.text)} should be a number")
+        return int(self.text)
+
+    def below(self, folder: Path) -> Path:
+        """The path that the field names below `folder`."""
+        if leads_out(self.text):
+            raise DataError(f"{self.place}: the image {shown(self.text)} is outside of the data set's folder")
+        return folder / self.text
 
 
 def read_content(path: Path) -> bytes:
-    """The content of an annotation file that is there and not too large."""
+    """The content of an annotation file that exists and is not too large."""
     if not path.is_file():
-        raise SemaugError(f"the annotation file {path} is missing")
+        raise DataError(f"the annotation file {path} is missing")
     if path.stat().st_size > MAX_ANNOTATION_BYTES:
-        raise SemaugError(f"{path} is too large for an annotation file ({path.stat().st_size} bytes)")
+        raise DataError(f"{path} is too large for an annotation file ({path.stat().st_size} bytes)")
     return path.read_bytes()
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, with their numbers."""
+def lines(path: Path) -> Iterator[Field]:
+    """The lines of a file that are not blank."""
     for number, line in enumerate(read_content(path).split(b"\n"), start=1):
+        place = f"{path} line {number}"
         try:
             text = line.decode().strip()
         except UnicodeDecodeError as error:
-            raise SemaugError(f"{path} line {number}: this is not UTF-8 text") from error
+            raise DataError(f"{place}: this is not UTF-8 text") from error
         if text:
-            yield number, text
+            yield Field(text, place)
 
 
-def pairs(path: Path) -> dict[str, Value]:
-    """What follows the first word of each line, by that word."""
-    values: dict[str, Value] = {}
-    for number, line in lines(path):
-        fields = line.split(maxsplit=1)
-        if len(fields) != 2:
-            raise SemaugError(f"{path} line {number}: {shown(line)} should be two fields")
-        if fields[0] in values:
-            raise SemaugError(f"{path} line {number}: {shown(fields[0])} is there twice")
-        values[fields[0]] = Value(fields[1], number)
+def pairs(path: Path) -> dict[str, Field]:
+    """The rest of each line by its first word."""
+    values: dict[str, Field] = {}
+    for line, place in lines(path):
+        words = line.split(maxsplit=1)
+        if len(words) != 2:
+            raise DataError(f"{place}: {shown(line)} should be two fields")
+        if words[0] in values:
+            raise DataError(f"{place}: {shown(words[0])} occurs twice")
+        values[words[0]] = Field(words[1], place)
     return values
-
-
-def whole_number(path: Path, line: int, text: str) -> int:
-    """The number that a field is, given where the field is."""
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise SemaugError(f"{path} line {line}: {shown(text)} should be a number")
-    return int(text)
 
 
 def numbered(path: Path) -> dict[int, str]:
     """The names in a file of lines "number name", by number."""
     names: dict[int, str] = {}
-    for key, (text, line) in pairs(path).items():
-        if names.setdefault(whole_number(path, line, key), text) is not text:
-            raise SemaugError(f"{path} line {line}: the class {shown(key)} is there twice")
+    for key, (text, place) in pairs(path).items():
+        if names.setdefault(Field(key, place).number(), text) is not text:
+            raise DataError(f"{place}: the class {shown(key)} occurs twice")
     return names
 
 
-def inside(folder: Path, name: str, place: str) -> Path:
-    """The path of `name` below `folder`; refused if it could lead out of it."""
-    if leads_out(name):
-        raise SemaugError(f"{place}: the image {shown(name)} would lie outside of the data set's folder")
-    return folder / name
+def leads_out(name: str) -> bool:
+    """Whether a path written by a stranger could, on any system, lead out of the folder that it is put into."""
+    path = PureWindowsPath(name)  # knows both kinds of slash, and drives
+    return bool(path.anchor) or ".." in path.parts
 
 
-def listed_data_set(name: str, folder: Path, classes: Sequence[str], splits: Splits) -> DataSet:
-    """A data set whose images are known from a list, so that they may be absent."""
+def data_set(name: str, folder: Path, classes: Sequence[str], splits: Splits, *, listed: bool = True) -> DataSet:
+    """Make a data set of image files below a folder.
+
+    Args:
+        name: Its name.
+        folder: The images' names are relative to it.
+        classes: Class names, indexed by label.
+        splits: Image files and labels.
+        listed: Whether the files come from a list, so that some may be missing.
+
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: Files are missing, a split or class has no images, or two classes share a name.
+    """
     files = [file for entries in splits.values() for file, _ in entries]
-    absent = [file for file in files if not os.path.isfile(file)]
+    absent = [file for file in files if not os.path.isfile(file)] if listed else []
     if absent:
-        first = str(absent[0]).removeprefix(f"{folder}{os.sep}")
-        raise SemaugError(
-            f"{len(absent)} of the {len(files)} images listed in {folder} are absent, first {shown(first)}"
-        )
-    return data_set(name, folder, classes, splits)
-
-
-def data_set(name: str, folder: Path, classes: Sequence[str], splits: Splits) -> DataSet:
-    """A data set of these images; refused if a split or a class has none, or two classes share a name."""
+        first = shown(str(absent[0]).removeprefix(f"{folder}{os.sep}"))
+        raise DataError(f"{len(absent)} of the {len(files)} images listed in {folder} are missing, first {first}")
     repeated = [class_name for class_name, count in Counter(classes).items() if count > 1]
     if repeated:
-        raise SemaugError(f"two classes of {folder} have the same name: {some(repeated)}")
+        raise DataError(f"two classes of {folder} have the same name: {some(repeated)}")
+    trained = {label for _, label in splits["train"]}
     for split, entries in splits.items():
         if not entries:
-            raise SemaugError(f"{folder} has no images in the split {split}")
-    present = {split: {label for _, label in entries} for split, entries in splits.items()}
-    for split, labels in present.items():
-        extra = sorted(labels - present["train"])
-        if extra:
-            names = some([classes[label] for label in extra])
-            raise SemaugError(f"{folder} has classes in {split} that are not in train: {names}")
-    without = [class_name for label, class_name in enumerate(classes) if label not in present["train"]]
+            raise DataError(f"{folder} has no images in the split {split}")
+        extra = sorted({label for _, label in entries} - trained)
+        if extra and trained:
+            names = some(classes[label] for label in extra)
+            raise DataError(f"{folder} has classes in {split} that are not in train: {names}")
+    without = [class_name for label, class_name in enumerate(classes) if label not in trained]
     if without:
-        raise SemaugError(f"{folder} has classes without images: {some(without)}")
-    samples: dict[str, Samples] = {
-        split: ImageFiles(folder, tuple(file for file, _ in splits[split]), tuple(label for _, label in splits[split]))
-        for split in ("train", "val", "test")
-        if split in splits
-    }
+        raise DataError(f"{folder} has classes without images: {some(without)}")
+    samples: dict[str, Samples] = {}
+    for split in ("train", "val", "test"):
+        if split in splits:
+            images, labels = zip(*splits[split], strict=True)
+            samples[split] = ImageFiles(folder, images, labels)
     return DataSet(name, tuple(classes), samples)
 
 
 def shown(text: str) -> str:
-    """Foreign text in a sentence: on one line, and not too long."""
+    """Untrusted text for a message: quoted, on one line, and at most 100 characters of it."""
     return repr(text if len(text) <= 100 else f"{text[:99]}…")
 
 
 def some(names: Iterable[str]) -> str:
-    """Foreign names in a sentence: the first five, and how many more there are."""
+    """Untrusted names for a message: the first five, and the number of the others."""
     texts = [shown(name) for name in names]
     return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")

@@ -1,8 +1,11 @@
-"""RandAugment and Random Erasing of a whole batch on its device, each image with random numbers of its own.
+"""Image-level augmentation of a whole batch on its device: the rivals of semantic augmentation.
 
-torchvision draws once for all that it is given, and called image by image it starts hundreds of small operators for
-every batch. Here images that draw the same operation go through it together. Settings are torchvision's defaults, and
-random numbers come from the CPU's generator, so that they do not depend on the device and nobody waits for it.
+torchvision's RandAugment and Random Erasing draw once for a whole batch, and called image by image they start hundreds
+of small operators. Here each image has random numbers of its own, and images that draw the same operation pass through
+it together. Settings are torchvision's defaults. Random numbers come from the CPU's default generator, so that they do
+not depend on the device.
+
+To add a rival, write its transforms and add it to `IMAGE_TRANSFORMS`.
 """
 
 import math
@@ -11,10 +14,43 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+RowTransform = Callable[[Tensor, Tensor, int], Tensor]
+"""From images (n, 3, H, W), their rows (n,) in the batch of all processes, and its size N, to the changed images.
+
+It draws random numbers for all N images, so that the result does not depend on the number of processes."""
+BatchTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From images (n, 3, H, W) and labels (n,) to mixed images and soft labels (n, classes).
+
+Image i is mixed with image i - 1, in the same way for all images, as torchvision's MixUp and CutMix do."""
+
+
+@dataclass(frozen=True)
+class ImageTransforms:
+    """How a method changes training images, besides crop and flip.
+
+    Args:
+        on_crops: Applied to the crops, uint8.
+        on_images: Applied to the normalised crops, float.
+        on_batch: Applied to normalised crops and labels together.
+    """
+
+    on_crops: RowTransform | None = None
+    on_images: RowTransform | None = None
+    on_batch: BatchTransform | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether images are not changed."""
+        return self == PLAIN
+
+
+PLAIN = ImageTransforms()
+
 LEVEL = 9 / 30  # magnitude 9, where 30 is the largest
-OPERATIONS = 2  # for each image, one after the other
+_OPERATIONS_PER_IMAGE = 2
 
 
 def _affine(images: Tensor, translate: tuple[int, int] = (0, 0), shear: tuple[float, float] = (0.0, 0.0)) -> Tensor:
@@ -28,7 +64,6 @@ def _shift(images: Tensor, side: int, level: float) -> int:
     return int(level * 150 / 331 * images.shape[side])
 
 
-# by name: from images and level, and whether the level has a random sign
 RAND_AUGMENT: dict[str, tuple[Callable[[Tensor, float], Tensor], bool]] = {
     "identity": (lambda images, _: images, False),
     "shear x": (lambda images, level: _affine(images, shear=(0.3 * level, 0.0)), True),
@@ -45,16 +80,23 @@ RAND_AUGMENT: dict[str, tuple[Callable[[Tensor, float], Tensor], bool]] = {
     "autocontrast": (lambda images, _: F.autocontrast(images), False),
     "equalise": (lambda images, _: F.equalize(images), False),
 }
+"""Each operation, of images and level, and whether the level has a random sign."""
 
 
 def rand_augment(images: Tensor, rows: Tensor | slice = slice(None), total: int | None = None) -> Tensor:
-    """RandAugment (Cubuk et al., 2020) of uint8 images (N, 3, H, W).
+    """Apply RandAugment (Cubuk et al., 2020): two random operations of magnitude 9 to each image.
 
-    Where they are some `rows` of a batch of `total` images, numbers are drawn for all of it.
+    Args:
+        images: Uint8 (n, 3, H, W).
+        rows: The rows of the images in the batch for which random numbers are drawn; by default they are all of it.
+        total: Size of that batch.
+
+    Returns:
+        The changed images.
     """
     count = images.shape[0] if total is None else total
     changed = images.clone()
-    for _ in range(OPERATIONS):
+    for _ in range(_OPERATIONS_PER_IMAGE):
         drawn = torch.randint(len(RAND_AUGMENT), (count,))[rows]
         negative = (torch.rand(count) <= 0.5)[rows]
         for number, (operation, signed) in enumerate(RAND_AUGMENT.values()):
@@ -62,83 +104,67 @@ def rand_augment(images: Tensor, rows: Tensor | slice = slice(None), total: int 
                 chosen = drawn == number
                 if signed:
                     chosen &= negative == (sign < 0)
-                places = chosen.nonzero()[:, 0]
-                if number and len(places):  # the first is the identity
-                    where = places.to(images.device, non_blocking=True)
+                indices = chosen.nonzero()[:, 0]
+                if number and len(indices):  # the first is the identity
+                    where = indices.to(images.device, non_blocking=True)
                     changed[where] = operation(changed[where], sign * LEVEL)
     return changed
 
 
-ERASED, SHARES, RATIOS, TRIES = 0.5, (0.02, 0.33), (0.3, 3.3), 10
+_PROBABILITY, _AREAS, _ASPECT_RATIOS, _TRIES = 0.5, (0.02, 0.33), (0.3, 3.3), 10
 
 
 def random_erasing(images: Tensor, rows: Tensor | slice = slice(None), total: int | None = None) -> Tensor:
-    """Random Erasing (Zhong et al., 2020) of normalised images (N, 3, H, W): in half of them a rectangle is zeroed.
+    """Apply Random Erasing (Zhong et al., 2020): set a random rectangle to zero in half of the images.
 
-    Where they are some `rows` of a batch of `total` images, numbers are drawn for all of it.
+    Args:
+        images: Normalised images (n, 3, H, W).
+        rows: The rows of the images in the batch for which random numbers are drawn; by default they are all of it.
+        total: Size of that batch.
+
+    Returns:
+        The changed images.
     """
     count, _, height, width = images.shape
-    drawn = rectangles(count if total is None else total, height, width)[:, rows]
+    drawn = _rectangles(count if total is None else total, height, width)[:, rows]
     top, left, high, wide = drawn.to(images.device, non_blocking=True)[..., None]
     y, x = (torch.arange(side, device=images.device) for side in (height, width))
     inside = ((y >= top) & (y < top + high))[:, :, None] & ((x >= left) & (x < left + wide))[:, None]
     return images.masked_fill(inside[:, None], 0.0)
 
 
-def rectangles(count: int, height: int, width: int) -> Tensor:
-    """Top, left, height and width (4, N) of what is erased; nothing where the height is 0.
+def _rectangles(count: int, height: int, width: int) -> Tensor:
+    """Top, left, height and width (4, count) of what to erase; all 0 if nothing is.
 
-    A rectangle that does not fit is drawn again, ten times at most.
+    A rectangle that does not fit is drawn again, at most ten times.
     """
-    area = height * width * (SHARES[0] + (SHARES[1] - SHARES[0]) * torch.rand(TRIES, count))
-    low, high = (math.log(ratio) for ratio in RATIOS)
-    ratio = (low + (high - low) * torch.rand(TRIES, count)).exp()
+    area = height * width * (_AREAS[0] + (_AREAS[1] - _AREAS[0]) * torch.rand(_TRIES, count))
+    low, high = (math.log(ratio) for ratio in _ASPECT_RATIOS)
+    ratio = (low + (high - low) * torch.rand(_TRIES, count)).exp()
     heights, widths = (area * ratio).sqrt().round().long(), (area / ratio).sqrt().round().long()
     fits = (heights < height) & (widths < width)
     first = fits.int().argmax(0, keepdim=True)  # of those that fit
-    erased = (torch.rand(count) < ERASED) & fits.any(0)
+    erased = (torch.rand(count) < _PROBABILITY) & fits.any(0)
     size = torch.stack([heights.gather(0, first)[0], widths.gather(0, first)[0]])
-    room = torch.tensor([[height], [width]]) - size + 1
-    corner = (torch.rand(2, count) * room).long()
+    free = torch.tensor([[height], [width]]) - size + 1
+    corner = (torch.rand(2, count) * free).long()
     return torch.cat([corner, size]) * erased
 
 
-OnImages = Callable[[Tensor, Tensor, int], Tensor]
-OnBatch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class ImageTransforms:
-    """What a method does to images: to uint8 crops, to normalised images, and to a batch with its labels."""
-
-    on_crops: OnImages | None = None
-    on_images: OnImages | None = None
-    on_batch: OnBatch | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether images are only cropped and flipped."""
-        return self == PLAIN
-
-
-PLAIN = ImageTransforms()
-
-
-def _mixup(num_classes: int) -> ImageTransforms:
-    from torchvision.transforms import v2
-
+def mixup(num_classes: int) -> ImageTransforms:
+    """MixUp (Zhang et al., 2018) with torchvision's defaults, for `num_classes` classes."""
     return ImageTransforms(on_batch=v2.MixUp(num_classes=num_classes))
 
 
-def _cutmix(num_classes: int) -> ImageTransforms:
-    from torchvision.transforms import v2
-
+def cutmix(num_classes: int) -> ImageTransforms:
+    """CutMix (Yun et al., 2019) with torchvision's defaults, for `num_classes` classes."""
     return ImageTransforms(on_batch=v2.CutMix(num_classes=num_classes))
 
 
 IMAGE_TRANSFORMS: dict[str, Callable[[int], ImageTransforms]] = {
-    "mixup": _mixup,
-    "cutmix": _cutmix,
+    "mixup": mixup,
+    "cutmix": cutmix,
     "random-erasing": lambda num_classes: ImageTransforms(on_images=random_erasing),
     "randaugment": lambda num_classes: ImageTransforms(on_crops=rand_augment),
 }
+"""The image-level methods; the argument is the number of classes."""

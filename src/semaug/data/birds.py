@@ -1,14 +1,12 @@
 """Procedural birds: a drawn, seeded data set of look-alike species.
 
-Species differ only in five small local traits (bill tip, eye ring, wing bar, crown patch, tail band). Everything
-else, from plumage and pose to light, background and occlusion, varies inside a species and says nothing about it.
-Every drawing knows how much of each pixel shows each trait, so one can measure how often an augmentation destroys
-the only cue. Images are reproducible bit by bit (see :mod:`semaug.data.brush`).
+Species differ in five small local traits only (bill tip, eye ring, wing bar, crown patch, tail band). Plumage, pose,
+light, background and occlusion vary within a species and carry no information about it. Every drawing records how much
+of each pixel shows each trait. Images are reproducible to the bit (see :mod:`semaug.data.brush`).
 """
 
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,95 +15,74 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from semaug.data.brush import (
-    AZURE,
-    BLACK,
-    BLOSSOMS,
-    BUFF,
-    ORANGE,
-    RED,
-    RUFOUS,
-    WHITE,
-    YELLOW,
-    Array,
-    Colour,
-    Frame,
-    Shape,
-    background,
-    below,
-    between,
-    blend,
-    develop,
-    ellipse,
-    foreground,
-    key,
-    mix,
-    paint,
-    perch,
-    pick,
-    stripe,
-    taper,
-)
+from semaug.data import brush
+from semaug.data.brush import BLACK, COLOURS, WHITE, Array, Colour, Dice, Frame, Shape, ellipse, mix, paint, taper
 
-_COLOURS: dict[str, dict[str, Colour]] = {
-    "bill_tip": {"yellow": YELLOW, "orange": ORANGE, "red": RED, "white": WHITE},
-    "eye_ring": {"white": WHITE, "buff": BUFF, "yellow": YELLOW, "azure": AZURE},
-    "wing_bar": {"white": WHITE, "buff": BUFF, "yellow": YELLOW, "rufous": RUFOUS},
-    "crown_patch": {"red": RED, "rufous": RUFOUS, "orange": ORANGE, "yellow": YELLOW},
-    "tail_band": {"white": WHITE, "buff": BUFF, "rufous": RUFOUS, "black": BLACK},
+VALUES: dict[str, tuple[str, ...]] = {
+    "bill_tip": ("absent", "yellow", "orange", "red", "white"),
+    "eye_ring": ("absent", "white", "buff", "yellow", "azure"),
+    "wing_bar": ("absent", "white", "buff", "yellow", "rufous"),
+    "crown_patch": ("absent", "red", "rufous", "orange", "yellow"),
+    "tail_band": ("absent", "white", "buff", "rufous", "black"),
 }
-TRAITS: tuple[str, ...] = tuple(_COLOURS)
-VALUES: dict[str, tuple[str, ...]] = {trait: ("absent", *colours) for trait, colours in _COLOURS.items()}
+"""The values of each trait."""
+TRAITS: tuple[str, ...] = tuple(VALUES)
 MAX_SPECIES: int = math.prod(len(values) for values in VALUES.values())
 SPLITS: tuple[str, ...] = ("train", "val", "test")
 VERSION = 2  # of the drawing: raised whenever the same arguments give another picture
 
 _CROWN_WORDS = ("", "Ruby_", "Russet_", "Amber_", "Golden_")
 _PLACE_WORDS = (
-    "Alpine", "Brook", "Canyon", "Cedar", "Coastal",
-    "Desert", "Dune", "Fen", "Forest", "Garden",
-    "Glade", "Heath", "Hill", "Island", "Lake",
-    "Marsh", "Meadow", "Moor", "Orchard", "Prairie",
-    "Reed", "River", "Steppe", "Valley", "Willow",
+    "Alpine", "Brook", "Canyon", "Cedar", "Coastal", "Desert", "Dune", "Fen", "Forest", "Garden", "Glade", "Heath",
+    "Hill", "Island", "Lake", "Marsh", "Meadow", "Moor", "Orchard", "Prairie", "Reed", "River", "Steppe", "Valley",
+    "Willow",
 )  # fmt: skip
 _FAMILY_WORDS = (
-    "Babbler", "Bunting", "Chat", "Creeper", "Dipper",
-    "Finch", "Flycatcher", "Grosbeak", "Junco", "Lark",
-    "Linnet", "Martin", "Oriole", "Pipit", "Redstart",
-    "Robin", "Shrike", "Siskin", "Sparrow", "Starling",
-    "Tanager", "Thrush", "Vireo", "Warbler", "Wren",
+    "Babbler", "Bunting", "Chat", "Creeper", "Dipper", "Finch", "Flycatcher", "Grosbeak", "Junco", "Lark", "Linnet",
+    "Martin", "Oriole", "Pipit", "Redstart", "Robin", "Shrike", "Siskin", "Sparrow", "Starling", "Tanager", "Thrush",
+    "Vireo", "Warbler", "Wren",
 )  # fmt: skip
-_PATIENCE = 100  # draws from one species, whose look-alikes may all be taken, before going on from another
+_MAX_MISSES = 100  # draws from one species, all of whose look-alikes may be taken, before another one is varied
 
 
-# ------------------------------------------------------------------------------------------------------- species
+# ------------------------------------------------------------------------------------------------------------- species
 
 
 @dataclass(frozen=True)
 class Species:
-    """One species: a unique name, fit for a folder, and one value per trait in the order of ``TRAITS``."""
+    """One species: a unique name, usable as a folder name, and one value per trait in the order of `TRAITS`."""
 
     name: str
     traits: tuple[str, ...]
 
 
 def species(count: int, seed: int = 0) -> list[Species]:
-    """Return `count` distinct species; a smaller count gives a prefix of the same list.
+    """Make up distinct species, each with a look-alike one trait away.
 
-    Each new species changes one trait of the one before, so every species has a look-alike one trait away, and the
-    traits take turns, so that no value of a trait is common to most species.
+    Each new species changes one trait of the one before. The traits take turns, so that no value of a trait is common
+    to most species.
+
+    Args:
+        count: From 2 to `MAX_SPECIES`; a smaller count gives a prefix of the same list.
+        seed: Another seed gives other species.
+
+    Returns:
+        The species.
+
+    Raises:
+        ValueError: `count` is out of range.
     """
     if not 2 <= count <= MAX_SPECIES:
         raise ValueError(f"count must be between 2 and {MAX_SPECIES}, not {count}")
-    dice = random.Random(key("species", seed))
-    code = tuple(below(dice, len(VALUES[trait])) for trait in TRAITS)
+    dice = Dice(brush.seed_of("species", seed))
+    code = tuple(dice.below(len(VALUES[trait])) for trait in TRAITS)
     codes, taken, misses = [code], {code}, 0
     while len(codes) < count:
-        if misses == _PATIENCE:  # a dead end
-            code, misses = codes[below(dice, len(codes))], 0
+        if misses == _MAX_MISSES:  # a dead end
+            code, misses = codes[dice.below(len(codes))], 0
         place = (len(codes) + misses) % len(TRAITS)
         choices = len(VALUES[TRAITS[place]])
-        value = (code[place] + 1 + below(dice, choices - 1)) % choices  # another one
+        value = (code[place] + 1 + dice.below(choices - 1)) % choices  # a different one
         child = (*code[:place], value, *code[place + 1 :])
         if child in taken:
             misses += 1
@@ -123,24 +100,7 @@ def _describe(code: tuple[int, ...]) -> Species:
     return Species(name, tuple(VALUES[trait][value] for trait, value in zip(TRAITS, code, strict=True)))
 
 
-def cue(kinds: Sequence[Species], k: int) -> list[int]:
-    """Return the indices of the traits that separate species `k` from its nearest look-alike(s) among `kinds`.
-
-    Where the nearest differ in one trait, which is the rule, hiding any trait of the list leaves `k`
-    indistinguishable from at least one other species.
-    """
-    rivals = [
-        [t for t, (own, other) in enumerate(zip(kinds[k].traits, rival.traits, strict=True)) if own != other]
-        for place, rival in enumerate(kinds)
-        if place != k % len(kinds)
-    ]
-    if not rivals:
-        raise ValueError("cue needs at least two species")
-    nearest = min(len(rival) for rival in rivals)
-    return sorted({t for rival in rivals if len(rival) == nearest for t in rival})
-
-
-# -------------------------------------------------------------------------------------------------------- the bird
+# ------------------------------------------------------------------------------------------------------------ the bird
 
 _PLUMAGES: tuple[Colour, ...] = (
     (0.44, 0.46, 0.50), (0.47, 0.46, 0.30), (0.46, 0.36, 0.28), (0.60, 0.53, 0.42), (0.36, 0.45, 0.56),
@@ -149,7 +109,7 @@ _PLUMAGES: tuple[Colour, ...] = (
 )  # fmt: skip
 
 
-class Pose(NamedTuple):
+class _Pose(NamedTuple):
     """The frames of the bird's parts and the lengths, in units of the body, that join them."""
 
     body: Frame
@@ -161,48 +121,48 @@ class Pose(NamedTuple):
     bill: float
 
 
-def _pose(dice: random.Random, whole: Frame) -> Pose:
-    """Choose size, direction, posture and place of the bird; bill, crown, tail and belly stay inside the picture."""
-    zoom = between(dice, 0.34, 0.45)
+def _pose(dice: Dice, whole: Frame) -> _Pose:
+    """Choose size, direction, posture and position; bill, crown, tail and belly stay inside the picture."""
+    zoom = dice.between(0.34, 0.45)
     mirror = whole if dice.random() < 0.5 else Frame(whole.unit, 0, (-1.0, 0.0), (0.0, 1.0), whole.unit)
-    body = mirror.child(0.5, 0.5, between(dice, -50, 10), zoom)
-    tail_turn, wing_turn, head_turn = between(dice, -22, 22), between(dice, -8, 14), between(dice, -15, 45)
-    neck, bill = between(dice, 0.0, 0.09), between(dice, 0.30, 0.40)
+    body = mirror.child(0.5, 0.5, dice.between(-50, 10), zoom)
+    tail_turn, wing_turn, head_turn = dice.between(-22, 22), dice.between(-8, 14), dice.between(-15, 45)
+    neck, bill = dice.between(0.0, 0.09), dice.between(0.30, 0.40)
     head = body.child(0.43 + neck, -0.24 - neck, head_turn)
     tail, wing = body.child(-0.36, -0.02, tail_turn), body.child(0.06, -0.03, wing_turn)
     feet = Frame(*body.at(-0.02, 0.0), mirror.right, mirror.down, body.unit).child(0, 0.50, 0)  # below, not tilted
 
     points = head.at(0.2 + bill, 0.05), head.at(0, -0.25), tail.at(-0.68, 0), body.at(0, 0.42)
     columns, rows = zip(*points, strict=True)
-    right = between(dice, 0.03 * whole.unit - min(columns), 0.97 * whole.unit - max(columns))
-    down = between(dice, 0.03 * whole.unit - min(rows), 0.97 * whole.unit - max(rows))
+    right = dice.between(0.03 * whole.unit - min(columns), 0.97 * whole.unit - max(columns))
+    down = dice.between(0.03 * whole.unit - min(rows), 0.97 * whole.unit - max(rows))
     body, head, tail, wing, feet = (
         frame._replace(x=frame.x + right, y=frame.y + down) for frame in (body, head, tail, wing, feet)
     )
-    return Pose(body, head, tail, wing, feet, neck, bill)
+    return _Pose(body, head, tail, wing, feet, neck, bill)
 
 
-def _bird(canvas: Array, dice: random.Random, pose: Pose, kind: Species) -> None:
-    """Paint the bird from back to front; besides the colours of the traits, nothing depends on the species."""
+def _bird(canvas: Array, dice: Dice, pose: _Pose, kind: Species) -> None:
+    """Paint the bird from back to front; only the colours of the traits depend on the species."""
     body, head, tail, wing, feet, neck, bill_long = pose
-    plumage, second = pick(dice, _PLUMAGES), pick(dice, _PLUMAGES)
-    belly = mix(pick(dice, _PLUMAGES), (0.90, 0.87, 0.80), between(dice, 0.3, 0.8))
+    plumage, second = dice.pick(_PLUMAGES), dice.pick(_PLUMAGES)
+    belly = mix(dice.pick(_PLUMAGES), (0.90, 0.87, 0.80), dice.between(0.3, 0.8))
     hood = mix(plumage, second, dice.random())
-    dark = mix(plumage, (0.12, 0.11, 0.12), between(dice, 0.25, 0.55))
-    horn = pick(dice, ((0.22, 0.21, 0.22), (0.32, 0.27, 0.24), (0.28, 0.30, 0.34)), 0.04)
-    tones = [between(dice, -0.06, 0.06) for _ in range(3)]
+    dark = mix(plumage, (0.12, 0.11, 0.12), dice.between(0.25, 0.55))
+    horn = dice.pick(((0.22, 0.21, 0.22), (0.32, 0.27, 0.24), (0.28, 0.30, 0.34)), 0.04)
+    tones = [dice.between(-0.06, 0.06) for _ in range(3)]
 
     def trait(name: str, frame: Frame, shape: Shape, within: Shape | None = None) -> None:
         place = TRAITS.index(name)
-        tone = _COLOURS[name].get(kind.traits[place])
+        tone = COLOURS.get(kind.traits[place])
         colour = None if tone is None else (tone[0] + tones[0], tone[1] + tones[1], tone[2] + tones[2])
         paint(canvas, frame, shape, colour, trait=place, within=within)
 
     # Tail.
-    feathers = taper((0, 0), (-0.52, 0), 0.09, between(dice, 0.10, 0.14))
+    feathers = taper((0, 0), (-0.52, 0), 0.09, dice.between(0.10, 0.14))
     paint(canvas, tail, feathers, dark)
     paint(canvas, tail, taper((0, 0), (-0.6, 0.0), 0.012, 0.012), mix(dark, BLACK, 0.4))
-    trait("tail_band", tail, stripe(-0.50, 0.055, 2.0), within=feathers)
+    trait("tail_band", tail, brush.stripe(-0.50, 0.055, 2.0), within=feathers)
 
     # Legs.
     for step in (-0.05, 0.10):
@@ -212,26 +172,26 @@ def _bird(canvas: Array, dice: random.Random, pose: Pose, kind: Species) -> None
     # Bill.
     bill = taper((0.14, 0.02), (0.18 + bill_long, 0.05), 0.105, 0.045)
     paint(canvas, head, bill, horn)
-    trait("bill_tip", head, stripe(0.34 + bill_long, 0.22), within=bill)
+    trait("bill_tip", head, brush.stripe(0.34 + bill_long, 0.22), within=bill)
 
     # Body, neck and head in one outline, with a pale belly, a darker back and a hood.
-    trunk = ellipse(0, 0, 0.5, between(dice, 0.29, 0.34))
+    trunk = ellipse(0, 0, 0.5, dice.between(0.29, 0.34))
     skull = taper((0.25, -0.10), (0.43 + neck, -0.24 - neck), 0.22, 0.235)
-    outline = blend(trunk, skull, 0.15, 0.95)
+    outline = brush.blend(trunk, skull, 0.15, 0.95)
     paint(canvas, body, outline, plumage)
     paint(canvas, body, ellipse(0.10, 0.24, 0.50, 0.22), belly, within=outline, soft=0.22 * body.unit)
     paint(canvas, body, ellipse(-0.1, -0.32, 0.5, 0.12), dark, within=outline, soft=0.2 * body.unit, opacity=0.5)
     dome = ellipse(0, 0, 0.235, 0.235)
     paint(canvas, head, ellipse(0, 0, 0.22, 0.24), hood, within=dome, soft=0.10 * body.unit)
-    for _ in range(below(dice, 12)):
-        u, v = between(dice, -0.10, 0.45), between(dice, 0.04, 0.26)
+    for _ in range(dice.below(12)):
+        u, v = dice.between(-0.10, 0.45), dice.between(0.04, 0.26)
         streak = taper((u, v), (u - 0.07, v + 0.03), 0.018, 0.01)
         paint(canvas, body, streak, dark, within=outline, opacity=0.6)
-    for _ in range(below(dice, 3)):  # patches of the traits' colours that mean nothing
-        patch = ellipse(between(dice, -0.45, 0.50), between(dice, -0.10, 0.25), 0.09, 0.06)
-        paint(canvas, body, patch, pick(dice, BLOSSOMS), within=outline, soft=0.08 * body.unit, opacity=0.8)
+    for _ in range(dice.below(3)):  # patches in the traits' colours that carry no information
+        patch = ellipse(dice.between(-0.45, 0.50), dice.between(-0.10, 0.25), 0.09, 0.06)
+        paint(canvas, body, patch, dice.pick(brush.BLOSSOMS), within=outline, soft=0.08 * body.unit, opacity=0.8)
 
-    # Head: the crown leaves the eye and its ring free.
+    # Head: the crown does not cover the eye and its ring.
     trait("crown_patch", head, ellipse(-0.03, -0.235, 0.16, 0.12), within=dome)
     eye = head.child(0.085, -0.015, 0)
     trait("eye_ring", eye, ellipse(0, 0, 0.1, 0.1))
@@ -245,18 +205,18 @@ def _bird(canvas: Array, dice: random.Random, pose: Pose, kind: Species) -> None
     for lift in (0.0, 0.05, 0.10):
         quill = taper((-0.12, lift), (-0.50, 0.06 + 0.5 * lift), 0.008, 0.008)
         paint(canvas, wing, quill, mix(dark, BLACK, 0.5), within=coverts, opacity=0.8)
-    trait("wing_bar", wing, stripe(-0.09, 0.05, -1.5), within=coverts)
+    trait("wing_bar", wing, brush.stripe(-0.09, 0.05, -1.5), within=coverts)
 
 
-# ------------------------------------------------------------------------------------------------------ public use
+# ------------------------------------------------------------------------------------------------------------ images
 
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """An image uint8 (H, W, 3) and the visibility of each trait, float32 (len(TRAITS), H, W).
+    """An image, uint8 (H, W, 3), and the visibility of each trait, float32 (traits, H, W).
 
-    Visibility is the share of a pixel's colour that comes from the trait (an absent trait: from its place), after
-    drawing order, occlusion and blur.
+    Visibility is the share of a pixel's colour that comes from the trait (from its place if the trait is absent), after
+    occlusion and blur.
     """
 
     image: npt.NDArray[np.uint8]
@@ -264,30 +224,42 @@ class Drawing:
 
     @property
     def masks(self) -> npt.NDArray[np.bool_]:
-        """Pixels in which each trait is visible, bool (len(TRAITS), H, W): at least a quarter of their colour."""
+        """Pixels that show each trait, bool (traits, H, W): a quarter of their colour or more comes from it."""
         return self.visibility >= 0.25
 
 
 def draw(
     kind: Species, index: int, *, seed: int = 0, size: int = 96, split: str = "train", scene: Species | None = None
 ) -> Drawing:
-    """Draw image number `index` of a species: the same arguments always give the same pixels.
+    """Draw one image of a species; the same arguments always give the same pixels.
 
-    `scene` borrows pose, plumage, light and background from the image that another species has at this place, to
-    compare look-alikes that differ in their traits alone. Another size shows the same scene, with other grain.
+    Args:
+        kind: The species.
+        index: Number of the image, from 0.
+        seed: Another seed gives other images.
+        size: Side in pixels, at least 32. Another size shows the same scene, with other grain.
+        split: One of `SPLITS`; no image is in two of them.
+        scene: Species whose image `index` lends pose, plumage, light and background, to compare look-alikes that
+            differ in their traits only; by default `kind`.
+
+    Returns:
+        The drawing.
+
+    Raises:
+        ValueError: `index`, `size` or `split` is out of range.
     """
     _check(split, size)
     if index < 0:
         raise ValueError(f"index must be at least 0, not {index}")
-    dice = random.Random(key("scene", seed, split, *(scene or kind).traits, index))
+    dice = Dice(brush.seed_of("scene", seed, split, *(scene or kind).traits, index))
     canvas = np.zeros((3 + len(TRAITS), size, size), np.float32)
     whole = Frame(0.0, 0.0, (1.0, 0.0), (0.0, 1.0), float(size))
-    background(canvas[:3], dice, whole)  # no trait is there yet to be covered
+    brush.background(canvas[:3], dice, whole)  # no trait can be covered yet
     pose = _pose(dice, whole)
-    perch(canvas[:3], dice, pose.feet)
+    brush.perch(canvas[:3], dice, pose.feet)
     _bird(canvas, dice, pose, kind)
-    foreground(canvas, dice, whole)
-    canvas = develop(canvas, dice)
+    brush.foreground(canvas, dice, whole)
+    canvas = brush.develop(canvas, dice)
     image = (np.clip(canvas[:3], 0, 1) * 255 + 0.5).astype(np.uint8).transpose(1, 2, 0)
     return Drawing(np.ascontiguousarray(image), canvas[3:])
 
@@ -300,10 +272,21 @@ def _check(split: str, size: int) -> None:
 
 
 class Birds(Dataset[tuple[Any, int]]):
-    """Procedural birds: items (image, label), the image a uint8 tensor (3, size, size) or the transform of it.
+    """Procedural birds as a torch data set of items (image, label).
 
-    The splits share the species and no image. Images are drawn when asked for, in any order and any process.
-    `species` and their names, `classes`, are indexed by label; `labels` holds the label of every image.
+    Images are drawn on access, in any order and any process. `species` and their names, `classes`, are indexed by
+    label; `labels` holds the label of every image.
+
+    Args:
+        num_species: Number of classes.
+        per_species: Images of each, at least 1.
+        split: One of `SPLITS`, which share the species but no image.
+        size: Side of the images in pixels, at least 32.
+        seed: Seed of species and images.
+        transform: Applied to the image, a uint8 tensor (3, size, size).
+
+    Raises:
+        ValueError: An argument is out of range.
     """
 
     def __init__(
@@ -328,7 +311,7 @@ class Birds(Dataset[tuple[Any, int]]):
         return len(self.labels)
 
     def drawing(self, i: int) -> Drawing:
-        """Return image number `i` with the visibility of its traits."""
+        """Image number `i` with the visibility of its traits."""
         label, index = divmod(range(len(self))[i], self.per_species)
         return draw(self.species[label], index, seed=self.seed, size=self.size, split=self.split)
 

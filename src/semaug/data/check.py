@@ -1,27 +1,29 @@
-"""What there is to know about a data set before hours are spent on it: its sizes, and what is wrong with it."""
+"""A report on a data set before training: its sizes, and what is wrong with it."""
 
 import dataclasses
 import hashlib
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from semaug.data.samples import DataSet, Samples, why_unreadable
 from semaug.util.errors import printable
-from semaug.util.processes import each
+from semaug.util.processes import ordered_map
+from semaug.util.progress import ProgressCallback
 
 TINY_CLASS = 5
 """A class with fewer training images is reported."""
 NAMED = 3
-"""So many examples are named in the sentence about a problem."""
+"""Number of examples in the sentence about a problem."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The extent of some numbers."""
+    """Minimum, median and maximum of some numbers."""
 
     minimum: float
     median: float
@@ -41,7 +43,7 @@ class SplitReport:
 
 @dataclass(frozen=True)
 class ImageName:
-    """An image, by the split it is in, its name there, and its class."""
+    """An image by split, name and class."""
 
     split: str
     name: str
@@ -58,7 +60,7 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`check_data` found."""
+    """The result of :func:`check_data`."""
 
     name: str
     classes: int
@@ -75,59 +77,48 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence for everything that should be looked at, the gravest first."""
-        found = []
-        if self.duplicates_across:
-            examples = _some(_equal(group) for group in self.duplicates_across)
-            found.append(
-                f"{_count(self.duplicates_across, 'image')} in more than one split, which makes the accuracy measured "
-                f"on them meaningless: {examples}."
-            )
-        if self.unreadable:
-            examples = _some(f"{_place(item.image)} ({item.reason})" for item in self.unreadable)
-            found.append(f"{_count(self.unreadable, 'image')} unreadable: {examples}.")
+        """A sentence about each problem, the most serious first."""
+        problems: list[str] = []
+
+        def report(things: Collection[Any], noun: str, what: str, example: Callable[[Any], str]) -> None:
+            if things:
+                problems.append(f"{_count(things, noun)} {what}: {_some(map(example, things))}.")
+
         groups = (*self.duplicates_across, *self.duplicates_within)
         contradictory = [group for group in groups if len({image.class_name for image in group}) > 1]
-        if contradictory:
-            examples = _some(_equal(group) for group in contradictory)
-            found.append(f"{_count(contradictory, 'image')} in more than one class: {examples}.")
+        why = "in more than one split, which makes the accuracy measured on them meaningless"
+        report(self.duplicates_across, "image", why, _equal)
+        report(self.unreadable, "image", "unreadable", lambda item: f"{_place(item.image)} ({item.reason})")
+        report(contradictory, "image", "in more than one class", _equal)
         for split, missing in self.missing_classes.items():
-            found.append(f"{_count(missing, 'class')} without images in {split}: {_some(map(printable, missing))}.")
-        if self.duplicates_within:
-            examples = _some(_equal(group) for group in self.duplicates_within)
-            found.append(f"{_count(self.duplicates_within, 'image')} more than once in a split: {examples}.")
-        if self.tiny_classes:
-            examples = _some(f"{printable(name)} ({count})" for name, count in self.tiny_classes.items())
-            found.append(
-                f"{_count(self.tiny_classes, 'class')} with fewer than {TINY_CLASS} training images: {examples}."
-            )
-        return found
+            report(missing, "class", f"without images in {split}", printable)
+        report(self.duplicates_within, "image", "more than once in a split", _equal)
+        few = f"with fewer than {TINY_CLASS} training images"
+        report(self.tiny_classes, "class", few, lambda name: f"{printable(name)} ({self.tiny_classes[name]})")
+        return problems
 
     def to_json(self) -> str:
-        """All of it, with the problems, as JSON."""
+        """The report and its problems as JSON."""
         return json.dumps(dataclasses.asdict(self) | {"problems": self.problems}, indent=2)
 
 
-@dataclass(frozen=True)
-class Examined:
-    """One image: its size and a digest of its pixels, or why it cannot be read."""
+def check_data(data: DataSet, workers: int = 0, progress: ProgressCallback | None = None) -> Report:
+    """Decode every image of a data set, and report on them.
 
-    width: int
-    height: int
-    digest: bytes
-    reason: str | None = None
+    Images are the same if their pixels are, whatever their files.
 
+    Args:
+        data: The data set.
+        workers: Number of processes; 0 decodes in this one.
+        progress: Called with the number of images done and their total.
 
-def check_data(data: DataSet, workers: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
-    """Decode every image of a data set, in `workers` processes (0: in this one), and report on them.
-
-    Images are the same if their pixels are, whatever file they are in. `progress` is called with the number of images
-    done and their total.
+    Returns:
+        The report.
     """
     total, done = sum(len(samples) for samples in data.splits.values()), 0
     splits: dict[str, SplitReport] = {}
     unreadable: list[Unreadable] = []
-    same: dict[bytes, list[tuple[str, int]]] = {}
+    by_digest: dict[bytes, list[tuple[str, int]]] = {}
     counts = {split: Counter(samples.labels) for split, samples in data.splits.items()}
 
     def named(split: str, i: int) -> ImageName:
@@ -135,48 +126,48 @@ def check_data(data: DataSet, workers: int = 0, progress: Callable[[int, int], N
         return ImageName(split, samples.name(i), data.classes[samples.labels[i]])
 
     for split, samples in data.splits.items():
-        widths, heights = [], []
-        for i, examined in enumerate(each(partial(_examine, samples), len(samples), workers)):
-            if examined.reason is None:
-                widths.append(examined.width)
-                heights.append(examined.height)
-                same.setdefault(examined.digest, []).append((split, i))
+        sizes = []
+        for i, result in enumerate(ordered_map(partial(_examine, samples), range(len(samples)), workers)):
+            if isinstance(result, str):
+                unreadable.append(Unreadable(named(split, i), result))
             else:
-                unreadable.append(Unreadable(named(split, i), examined.reason))
+                sizes.append(result[:2])
+                by_digest.setdefault(result[2], []).append((split, i))
             done += 1
             if progress is not None:
                 progress(done, total)
         per_class = list(counts[split].values())
+        widths, heights = ([size[side] for size in sizes] for side in (0, 1))
         splits[split] = SplitReport(len(samples), len(per_class), _spread(per_class), _spread(widths), _spread(heights))
-    groups = [tuple(named(*place) for place in places) for places in same.values() if len(places) > 1]
-    across = [group for group in groups if len({image.split for image in group}) > 1]
-    within = [group for group in groups if len({image.split for image in group}) == 1]
+    groups = [tuple(named(*place) for place in places) for places in by_digest.values() if len(places) > 1]
     present = set().union(*counts.values())
     missing = {
         split: tuple(data.classes[label] for label in sorted(present - count.keys())) for split, count in counts.items()
     }
     training = counts.get("train", Counter())
-    tiny = {data.classes[label]: training[label] for label in sorted(training) if training[label] < TINY_CLASS}
     return Report(
         name=data.name,
         classes=len(data.classes),
         splits=splits,
         unreadable=tuple(unreadable),
-        duplicates_across=tuple(across),
-        duplicates_within=tuple(within),
+        duplicates_across=tuple(group for group in groups if len({image.split for image in group}) > 1),
+        duplicates_within=tuple(group for group in groups if len({image.split for image in group}) == 1),
         missing_classes={split: names for split, names in missing.items() if names},
-        tiny_classes=tiny,
+        tiny_classes={
+            data.classes[label]: training[label] for label in sorted(training) if training[label] < TINY_CLASS
+        },
     )
 
 
-def _examine(samples: Samples, i: int) -> Examined:
+def _examine(samples: Samples, i: int) -> tuple[int, int, bytes] | str:
+    """Width, height and a digest of the pixels of an image, or why it cannot be read."""
     try:
         image = samples.load(i)
         pixels = image.tobytes()
-    except Exception as error:  # decoders meet garbage with many kinds of exception, and the check has to go on
-        return Examined(0, 0, b"", why_unreadable(error))
+    except Exception as error:  # of whatever kind: the other images must still be checked
+        return why_unreadable(error)
     digest = hashlib.blake2b(f"{image.width}x{image.height}".encode() + pixels, digest_size=16).digest()
-    return Examined(image.width, image.height, digest)
+    return image.width, image.height, digest
 
 
 def _spread(numbers: Sequence[int]) -> Spread | None:
@@ -194,12 +185,12 @@ def _equal(group: Sequence[ImageName]) -> str:
     )
 
 
-def _count(things: Sequence[object] | dict[str, int], noun: str) -> str:
-    """Such as: 1 image is, 2 images are."""
+def _count(things: Collection[Any], noun: str) -> str:
+    """Such as "1 image is" and "2 images are"."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"1 {noun} is" if len(things) == 1 else f"{len(things)} {plural} are"
 
 
 def _some(examples: Iterable[str], separator: str = ", ") -> str:
-    shown = list(examples)
-    return separator.join(shown[:NAMED]) + (f" and {len(shown) - NAMED} more" if len(shown) > NAMED else "")
+    texts = list(examples)
+    return separator.join(texts[:NAMED]) + (f" and {len(texts) - NAMED} more" if len(texts) > NAMED else "")

@@ -1,18 +1,16 @@
-"""How often image-level augmentation destroys what tells look-alikes apart, measured on the procedural birds.
+"""How often image-level augmentation destroys the cue that separates look-alikes, measured on the procedural birds.
 
-Every species has a look-alike that differs in one trait. Drawn into the same scene, the two pictures of such a pair
-agree pixel by pixel except where that trait shows: their difference is the only cue. Both pictures of a pair get the
-same augmentation (the same box, crop, or operations). Where less than a tenth of their difference is left, the cue is
-destroyed: the augmented image keeps its label and has lost all that supports it. The one definition serves erased,
-pasted-over, cropped, moved and recoloured pixels alike.
+Every species has a look-alike that differs in one trait. Drawn into the same scene, the two pictures of such a pair are
+equal except where that trait shows: their difference is the only cue. Both pictures get the same augmentation (the same
+box, crop or operations). If less than a tenth of their difference is left, the cue is destroyed: nothing in the image
+supports its label any more. This definition covers erased, covered, cropped, moved and recoloured pixels.
 
-An operation that depends on the whole picture (equalise) can carry the cue to other pixels, which counts as kept.
-Crops are not scaled back to the full size: that adds no information, and would count the same cue several times.
+An operation that depends on the whole picture (equalise) can carry the cue to other pixels, which counts as preserved.
+Crops are not scaled back to the full size: scaling adds no information, and would count the same cue several times.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +21,12 @@ from torchvision.transforms import v2
 from semaug.data.birds import TRAITS, Species, draw, species
 
 Augmentation = Callable[[Tensor, Tensor], Tensor]
-"""Augments both pictures of a pair, uint8 (2, 3, H, W), alike; the second argument (3, H, W) is there to mix in."""
+"""Augments both pictures of a pair, uint8 (2, 3, H, W), alike; the second argument (3, H, W) is an image to mix in."""
 
-LEFT = 0.1  # the cue is destroyed when less than this part of the pair's difference is left
-GRAIN = 8  # differences up to this many of 255 levels drown in the grain and do not count
-MIN_PIXELS = 4  # a cue of fewer pixels is taken to be hidden from the start, by a leaf or a twig
+LEFT = 0.1  # the cue is destroyed if less than this share of the pair's difference is left
+GRAIN = 8  # differences up to this many of 255 levels are hidden by the grain and do not count
+_MIN_PIXELS = 4  # a cue of fewer pixels is hidden in the drawing, by a leaf or a twig
+OURS = "Semantic augmentation"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +41,7 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """What an augmentation did to one image: pictures uint8 (H, W, 3)."""
+    """The effect of an augmentation on one image; pictures are uint8 (H, W, 3)."""
 
     pair: Pair
     original: npt.NDArray[np.uint8]
@@ -53,20 +52,27 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Destruction:
-    """The share of images whose only cue an augmentation destroys."""
+    """The share of images whose only cue an augmentation destroys; `how` describes its settings."""
 
     name: str
-    how: str  # settings, in words
+    how: str
     share: float
     standard_error: float
-    count: int  # images measured
+    count: int
     example: Example
 
 
 def look_alike_pairs(num_species: int, per_species: int, seed: int = 0, size: int = 96) -> list[Pair]:
-    """Pairs of training images, `per_species` of each species, less those whose cue is hidden in the drawing.
+    """Draw pairs of training images.
 
-    The images of a species take turns with its look-alikes, if it has several that differ in one trait.
+    Args:
+        num_species: Number of species.
+        per_species: Images of each; they alternate between its look-alikes.
+        seed: Seed of species and images.
+        size: Side of the images in pixels.
+
+    Returns:
+        The pairs whose cue is visible, in the order of species.
     """
     kinds = species(num_species, seed)
     pairs = []
@@ -74,21 +80,18 @@ def look_alike_pairs(num_species: int, per_species: int, seed: int = 0, size: in
         rivals = [rival for rival in kinds if len(_differing(kind, rival)) == 1]
         for index in range(per_species):
             rival = rivals[index % len(rivals)]
-            (place,) = _differing(kind, rival)
-            drawings = (
-                draw(kind, index, seed=seed, size=size),
-                draw(rival, index, seed=seed, size=size, scene=kind),
-            )
+            (trait,) = _differing(kind, rival)
+            drawings = [draw(shown, index, seed=seed, size=size, scene=kind) for shown in (kind, rival)]
             pictures = torch.stack([torch.from_numpy(drawing.image).permute(2, 0, 1) for drawing in drawings])
             rows, columns = torch.nonzero(_visible_change(pictures), as_tuple=True)
-            if len(rows) >= MIN_PIXELS:
+            if len(rows) >= _MIN_PIXELS:
                 box = (int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1)
-                pairs.append(Pair(pictures, TRAITS[place], (kind.traits[place], rival.traits[place]), box))
+                pairs.append(Pair(pictures, TRAITS[trait], (kind.traits[trait], rival.traits[trait]), box))
     return pairs
 
 
 def _differing(one: Species, two: Species) -> list[int]:
-    return [place for place, values in enumerate(zip(one.traits, two.traits, strict=True)) if values[0] != values[1]]
+    return [i for i, values in enumerate(zip(one.traits, two.traits, strict=True)) if values[0] != values[1]]
 
 
 def _visible_change(pictures: Tensor) -> Tensor:
@@ -98,87 +101,85 @@ def _visible_change(pictures: Tensor) -> Tensor:
 
 
 def difference_left(pair: Pair, augmented: Tensor) -> float:
-    """The difference of a pair after augmentation, as a part of the difference before."""
+    """The difference of a pair's `augmented` pictures, (2, 3, H, W), as a share of that of the pair."""
     return float(_visible_change(augmented).sum() / _visible_change(pair.pictures).sum())
 
 
 def augment_all(pairs: Sequence[Pair], augmentation: Augmentation, seed: int = 0) -> list[Tensor]:
-    """All pairs augmented, each with an image from elsewhere in the list to mix in; torch's random state is kept."""
+    """Augment pairs, each with the image of another pair to mix in; torch's random state is restored.
+
+    Args:
+        pairs: The pairs, in the order of species.
+        augmentation: What to apply.
+        seed: Seed of the augmentation.
+
+    Returns:
+        The augmented pictures of each pair.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        distance = len(pairs) // 2  # pairs stand species by species: half way round is another species
+        distance = len(pairs) // 2  # half-way round the list is another species
         return [
             augmentation(pair.pictures, pairs[(i + distance) % len(pairs)].pictures[0]) for i, pair in enumerate(pairs)
         ]
 
 
-# -------------------------------------------------------------------------------------------------- augmentations
-
-
-def random_erasing(pictures: Tensor, other: Tensor) -> Tensor:
-    """Random Erasing with torchvision's defaults, always applied."""
-    result: Tensor = v2.RandomErasing(p=1.0)(pictures)
-    return result
-
-
-def cutout(pictures: Tensor, other: Tensor) -> Tensor:
-    """Cutout: a grey square of half the side around a random pixel, cut off at the border."""
-    size = pictures.shape[-1]
-    row, column = torch.randint(size, (2,)).tolist()
+def _cutout(pictures: Tensor, other: Tensor) -> Tensor:
+    row, column = torch.randint(pictures.shape[-1], (2,)).tolist()
     return cut_square(pictures, row, column)
 
 
 def cut_square(pictures: Tensor, row: int, column: int) -> Tensor:
-    """Cutout's square at a given pixel."""
+    """Cutout's grey square, half as wide as the pictures (…, H, W), around a pixel."""
     reach = pictures.shape[-1] // 4
     result = pictures.clone()
     result[..., max(0, row - reach) : row + reach, max(0, column - reach) : column + reach] = 128
     return result
 
 
-def cutmix(pictures: Tensor, other: Tensor) -> Tensor:
-    """CutMix: a box of `other` pasted in, its area drawn from Beta(1, 1)."""
+def _cutmix(pictures: Tensor, other: Tensor) -> Tensor:
     left, top, right, bottom = v2.CutMix(num_classes=2).make_params([pictures])["box"]
     result = pictures.clone()
     result[..., top:bottom, left:right] = other[:, top:bottom, left:right]
     return result
 
 
-def rand_augment(pictures: Tensor, other: Tensor) -> Tensor:
-    """RandAugment with torchvision's defaults: two operations of magnitude 9."""
-    result: Tensor = v2.RandAugment()(pictures)
-    return result
-
-
-def random_crop(pictures: Tensor, other: Tensor) -> Tensor:
-    """A random crop of 448 out of 600 pixels, in proportion."""
+def _random_crop(pictures: Tensor, other: Tensor) -> Tensor:
     result: Tensor = v2.RandomCrop(round(pictures.shape[-1] * 448 / 600))(pictures)
     return result
 
 
-def random_resized_crop(pictures: Tensor, other: Tensor) -> Tensor:
-    """The crop of RandomResizedCrop with torchvision's defaults, not yet resized."""
-    box: dict[str, Any] = v2.RandomResizedCrop(pictures.shape[-1]).make_params([pictures])
+def _random_resized_crop(pictures: Tensor, other: Tensor) -> Tensor:
+    """The crop only, not yet resized."""
+    box = v2.RandomResizedCrop(pictures.shape[-1]).make_params([pictures])
     result: Tensor = v2.functional.crop(pictures, **box)
     return result
 
 
+_ERASING, _RAND_AUGMENT = v2.RandomErasing(p=1.0), v2.RandAugment()
 AUGMENTATIONS: dict[str, tuple[str, Augmentation]] = {
-    "RandomResizedCrop": ("8–100 % of the area, aspect ratio 3:4 to 4:3", random_resized_crop),
-    "CutMix": ("a box of another image, its area drawn from Beta(1, 1); the label is mixed by area", cutmix),
-    "Cutout": ("one square of half the side, cut off at the border", cutout),
-    "Random Erasing": ("one box of 2–33 % of the area, in every image", random_erasing),
-    "Random crop": ("448 of 600 pixels, the usual crop of fine-grained recognition", random_crop),
-    "RandAugment": ("two operations of magnitude 9", rand_augment),
+    "RandomResizedCrop": ("8–100 % of the area, aspect ratio 3:4 to 4:3", _random_resized_crop),
+    "CutMix": ("a box of another image, its area drawn from Beta(1, 1); the label is mixed by area", _cutmix),
+    "Cutout": ("one square of half the side, cut off at the border", _cutout),
+    "Random Erasing": ("one box of 2–33 % of the area, in every image", lambda pair, other: _ERASING(pair)),
+    "Random crop": ("448 of 600 pixels, the usual crop of fine-grained recognition", _random_crop),
+    "RandAugment": ("two operations of magnitude 9", lambda pair, other: _RAND_AUGMENT(pair)),
 }
-OURS = "Semantic augmentation"
-
-
-# ------------------------------------------------------------------------------------------------------- measurement
+"""Settings in words, and function, of each; settings are torchvision's defaults."""
 
 
 def measure(num_species: int = 20, per_species: int = 20, seed: int = 0, size: int = 96) -> list[Destruction]:
-    """What each image-level augmentation destroys, and that augmentation of features destroys nothing."""
+    """Measure how often each augmentation destroys the only cue.
+
+    Args:
+        num_species: Number of species.
+        per_species: Images of each.
+        seed: Seed of all random numbers.
+        size: Side of the images in pixels.
+
+    Returns:
+        A row for each of `AUGMENTATIONS`, and one for semantic augmentation, which leaves pixels alone.
+    """
     pairs = look_alike_pairs(num_species, per_species, seed, size)
     rows = [
         _summary(name, how, pairs, augment_all(pairs, augmentation, seed))

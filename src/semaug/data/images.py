@@ -1,15 +1,10 @@
-"""From image files to batches: decode once into a cache of uint8 pixels, crop and flip on the device.
-
-Two ways to a square image of `resize` pixels, kept in the cache: ``"squash"`` (the paper's: both sides to `resize`, the
-aspect ratio not kept) and ``"aspect"`` (the shorter side to `resize`, then the middle square). Training takes a random
-crop of `crop` pixels and flips half of them; evaluation takes the centre crop.
-"""
+"""From image files to batches: decode once into a cache of uint8 pixels, then crop and flip on the device."""
 
 import hashlib
 import os
 import platform
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,20 +18,31 @@ from PIL import Image
 from torch import Tensor
 
 from semaug.data.samples import Samples, why_unreadable
-from semaug.util.errors import SemaugError, printable
-from semaug.util.processes import each, is_running
+from semaug.util.errors import DataError, FileError, SettingError, printable
+from semaug.util.processes import is_other_process, ordered_map
+from semaug.util.progress import ProgressCallback as ProgressCallback
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ProgressCallback = Callable[[int, int], None]
-"""Called with the number of images done and their total."""
 Unreadable = dict[int, str]
-"""Images that cannot be read, by their place in a split, and why."""
-_DECODER = 2  # to be raised when the same file gives other pixels, so that no cache of the old ones is used
+"""Images that cannot be read, by their index in a split, and the reasons."""
+_DECODER = 2  # raised when the same file gives other pixels, so that old caches are not used
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes the network's input; part of a trained model."""
+    """How an image becomes the input of a network; part of a trained model.
+
+    Args:
+        resize: Side in pixels of the square that the cache holds.
+        crop: Side in pixels of the network's input: a random crop in training, the centre crop in evaluation.
+        shape: "squash" scales both sides to `resize`, as in the paper; "aspect" scales the shorter side to `resize` and
+            takes the middle square.
+        mean: Mean of each channel, for pixels from 0 to 1.
+        std: Standard deviation of each channel.
+
+    Raises:
+        SettingError: The crop is larger than the resized image, or the shape is unknown.
+    """
 
     resize: int
     crop: int
@@ -46,51 +52,60 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= self.resize:
-            raise SemaugError(f"the crop ({self.crop} px) must not be larger than the resized image ({self.resize} px)")
+            raise SettingError(f"`crop` ({self.crop} px) must not be larger than the resized image ({self.resize} px)")
         if self.shape not in ("squash", "aspect"):
-            raise SemaugError(f"the shape must be 'squash' or 'aspect', not {self.shape!r}")
+            raise SettingError(f"`shape` must be 'squash' or 'aspect', not {self.shape!r}")
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Preprocessing":
-        """The settings that ``dataclasses.asdict`` gave, read back from JSON."""
+        """The settings that ``dataclasses.asdict`` returned, read back from JSON."""
         fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**fields)
 
     def pixels(self, image: Image.Image) -> npt.NDArray[np.uint8]:
-        """The square of `resize` pixels that the cache keeps, (resize, resize, 3)."""
+        """Resize an image to uint8 (resize, resize, 3)."""
+        box = (0, 0, *image.size)
         if self.shape == "aspect":
             side = min(image.size)
             left, top = (image.width - side) // 2, (image.height - side) // 2
             box = (left, top, left + side, top + side)
-        else:
-            box = (0, 0, *image.size)
         resized = image.resize((self.resize, self.resize), Image.Resampling.BILINEAR, box=box)
         return np.asarray(resized, dtype=np.uint8)
 
     def evaluation_crops(self, pixels: Tensor) -> Tensor:
-        """Centre crops of uint8 (N, resize, resize, 3): uint8 (N, 3, crop, crop)."""
+        """Cut the centre crops, uint8 (N, 3, crop, crop), of pixels, uint8 (N, resize, resize, 3)."""
         start = (self.resize - self.crop) // 2
         window = slice(start, start + self.crop)
         return pixels[:, window, window].permute(0, 3, 1, 2)
 
     def evaluation_input(self, pixels: Tensor) -> Tensor:
-        """Centre crops of uint8 (N, resize, resize, 3), normalised: (N, 3, crop, crop)."""
+        """Cut and normalise the centre crops, float (N, 3, crop, crop), of pixels, uint8 (N, resize, resize, 3)."""
         return self.normalised(self.evaluation_crops(pixels))
 
-    def training_crops(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Random crops, half of them flipped, of uint8 (N, resize, resize, 3): uint8 (N, 3, crop, crop).
-
-        The random numbers come from a CPU generator, so that they do not depend on the device.
-        """
-        return self.cropped(pixels, *self.draw_crops(len(pixels), generator))
-
     def draw_crops(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Where to crop so many images, and which to flip: corners (2, count), and a bool for each."""
+        """Draw random crops for training, and which to flip.
+
+        Args:
+            count: Number of images.
+            generator: A CPU generator, so that the numbers do not depend on the device.
+
+        Returns:
+            The corners (2, count), and a bool for each image.
+        """
         corners = torch.randint(self.resize - self.crop + 1, (2, count), generator=generator)
         return corners, torch.rand(count, generator=generator) < 0.5
 
     def cropped(self, pixels: Tensor, corners: Tensor, flipped: Tensor) -> Tensor:
-        """Those crops of uint8 (N, resize, resize, 3): uint8 (N, 3, crop, crop)."""
+        """Cut the crops that :meth:`draw_crops` has drawn.
+
+        Args:
+            pixels: Uint8 (N, resize, resize, 3), on any device.
+            corners: Row and column of each crop, (2, N).
+            flipped: Which crops to mirror, bool (N,).
+
+        Returns:
+            Uint8 (N, 3, crop, crop).
+        """
         along = torch.arange(self.crop)
         rows = corners[0, :, None] + along
         columns = corners[1, :, None] + torch.where(flipped[:, None], along.flip(0), along)
@@ -99,10 +114,52 @@ class Preprocessing:
         return pixels[samples[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
     def normalised(self, crops: Tensor) -> Tensor:
-        """uint8 (N, 3, crop, crop) as floats of about zero mean and unit variance; channels stay last in memory."""
+        """Normalise crops, uint8 (N, 3, crop, crop), to about zero mean and unit variance."""
         mean = torch.tensor(self.mean, device=crops.device)[:, None, None] * 255
         std = torch.tensor(self.std, device=crops.device)[:, None, None] * 255
         return (crops.float() - mean) / std
+
+
+def decode(
+    samples: Samples,
+    preprocessing: Preprocessing,
+    workers: int = 0,
+    progress: ProgressCallback | None = None,
+    pixels: npt.NDArray[np.uint8] | None = None,
+) -> Unreadable:
+    """Decode all images of a split; other arguments as for :func:`decoded`.
+
+    Args:
+        pixels: Array (N, resize, resize, 3) to fill; None only checks the images.
+
+    Returns:
+        The images that cannot be read.
+    """
+    unreadable: Unreadable = {}
+    decode_one = partial(pixels_or_reason, samples, preprocessing)
+    for i, image in enumerate(ordered_map(decode_one, range(len(samples)), workers)):
+        if isinstance(image, str):
+            unreadable[i] = image
+        elif pixels is not None:
+            pixels[i] = image
+        if progress is not None:
+            progress(i + 1, len(samples))
+    return unreadable
+
+
+def pixels_or_reason(samples: Samples, preprocessing: Preprocessing, i: int) -> npt.NDArray[np.uint8] | str:
+    """The pixels of image `i`, or why it cannot be read."""
+    try:
+        return preprocessing.pixels(samples.load(i))
+    except Exception as error:  # of whatever kind: the other images must still be decoded
+        return why_unreadable(error)
+
+
+def unreadable_images(unreadable: Sequence[tuple[str, str]], total: int) -> str:
+    """A phrase such as "4 of 90 images cannot be read: a.jpg (the file is empty), … and 1 more"."""
+    first = [f"{printable(name)} ({why})" for name, why in unreadable[:3]]
+    more = f" and {len(unreadable) - len(first)} more" if len(unreadable) > len(first) else ""
+    return f"{len(unreadable)} of {total} images cannot be read: {', '.join(first)}{more}"
 
 
 def decoded(
@@ -112,23 +169,40 @@ def decoded(
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Tensor:
-    """All images of a split as uint8 (N, resize, resize, 3): from the cache if it is there, else decoded into it.
+    """Decode all images of a split, or map them from the cache.
 
-    The cache is a memory-mapped file in the folder `cache` (None: in memory only), named by a digest of the files'
-    names, sizes and times and of the preprocessing, so that runs share it and a change of any of them makes another.
-    Images that cannot be read are a :class:`SemaugError` that tells of all of them, and nothing is kept.
+    Args:
+        samples: The images.
+        preprocessing: How to resize them.
+        cache: Folder of memory-mapped files, which runs share; None decodes into memory.
+        workers: Number of processes that decode; 0 decodes in this one.
+        progress: Called with the number of images done and their total.
+
+    Returns:
+        Uint8 (N, resize, resize, 3).
+
+    Raises:
+        DataError: Images cannot be read; nothing is then cached.
+        FileError: The cache cannot be written.
     """
     if cache is None:
-        pixels = np.empty(_shape(samples, preprocessing), dtype=np.uint8)
+        pixels = np.empty((len(samples), preprocessing.resize, preprocessing.resize, 3), dtype=np.uint8)
         unreadable = decode(samples, preprocessing, workers, progress, pixels)
     else:
         unreadable = decode_into_cache(samples, preprocessing, cache, workers, progress)
     if unreadable:
         names = [(samples.name(i), why) for i, why in unreadable.items()]
-        raise SemaugError(f"{cannot_be_read(names, len(samples))}; repair or remove them")
-    # Copy on write: torch asks for writable memory, and nobody writes.
-    found = pixels if cache is None else np.load(cache_file(samples, preprocessing, cache), mmap_mode="c")
-    return torch.from_numpy(found)
+        raise DataError(f"{unreadable_images(names, len(samples))}; repair or remove them")
+    if cache is not None:
+        # Copy on write: torch asks for writable memory, but nothing is written.
+        pixels = np.load(cache_file(samples, preprocessing, cache), mmap_mode="c")
+    return torch.from_numpy(pixels)
+
+
+def cache_file(samples: Samples, preprocessing: Preprocessing, cache: Path) -> Path:
+    """The file in the cache for a split; another one if any image, its size or date, or the resizing changes."""
+    key = f"{_DECODER}{samples.fingerprint()}{preprocessing.resize}{preprocessing.shape}"
+    return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
 
 
 def decode_into_cache(
@@ -138,17 +212,30 @@ def decode_into_cache(
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Unreadable:
-    """Make the file of a split in the cache, unless it is there or there are images that cannot be read."""
+    """Write the cache file of a split, unless it exists; arguments as for :func:`decoded`.
+
+    Returns:
+        The images that cannot be read; if there are any, no file is written.
+
+    Raises:
+        FileError: The cache cannot be written.
+    """
     file = cache_file(samples, preprocessing, cache)
     if file.exists():
         return {}
-    unfinished = file.with_suffix(f".{_machine()}.{os.getpid()}.part")
+    # The folder may be shared between machines.
+    machine = re.sub(r"[^A-Za-z0-9]", "-", platform.node())
+    unfinished = file.with_suffix(f".{machine}.{os.getpid()}.part")
     try:
         try:
-            pixels = _room_for(unfinished, _shape(samples, preprocessing))
+            cache.mkdir(parents=True, exist_ok=True)
+            for leftover in cache.glob(f"{file.stem}.{machine}.*.part"):
+                if not is_other_process(int(leftover.suffixes[-2][1:])):
+                    leftover.unlink(missing_ok=True)
+            pixels = _allocated(unfinished, (len(samples), preprocessing.resize, preprocessing.resize, 3))
         except OSError as error:
-            why = error.strerror or error
-            raise SemaugError(f"cannot write {file}: {why}; name another folder by --cache, or --cache None") from error
+            reason = error.strerror or error
+            raise FileError(f"cannot write {file}: {reason}; choose another `cache` folder, or None") from error
         unreadable = decode(samples, preprocessing, workers, progress, pixels)
         pixels.flush()
         del pixels
@@ -160,72 +247,11 @@ def decode_into_cache(
     return unreadable
 
 
-def _room_for(unfinished: Path, shape: tuple[int, ...]) -> "np.memmap[Any, np.dtype[np.uint8]]":
-    """A new file for so many pixels, mapped into memory, with its place on the disk taken.
-
-    A disk that is full later on would end the process without a word: that is what mapped memory does then.
-    """
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in _leftovers(unfinished):
-        leftover.unlink(missing_ok=True)
+def _allocated(file: Path, shape: tuple[int, ...]) -> "np.memmap[Any, np.dtype[np.uint8]]":
+    """A new memory-mapped array with its disk space reserved: writing to a full disk would crash the process."""
     pixels: np.memmap[Any, np.dtype[np.uint8]]
-    pixels = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.uint8, shape=shape)
+    pixels = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
     if hasattr(os, "posix_fallocate"):
-        with open(unfinished, "rb+") as file:
-            os.posix_fallocate(file.fileno(), 0, unfinished.stat().st_size)
+        with open(file, "rb+") as opened:
+            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
     return pixels
-
-
-def _leftovers(unfinished: Path) -> list[Path]:
-    """What processes of this machine that were killed have left of such a file; others may share the folder."""
-    name = re.compile(rf"{re.escape(unfinished.name.removesuffix(f'{os.getpid()}.part'))}(\d+)\.part")
-    found = [(file, name.fullmatch(file.name)) for file in unfinished.parent.glob("*.part")]
-    return [file for file, match in found if match is not None and not is_running(int(match[1]))]
-
-
-def _machine() -> str:
-    return re.sub(r"[^A-Za-z0-9]", "-", platform.node())
-
-
-def cache_file(samples: Samples, preprocessing: Preprocessing, cache: Path) -> Path:
-    """Where in the cache the pixels of a split are."""
-    key = f"{_DECODER}{samples.fingerprint()}{preprocessing.resize}{preprocessing.shape}"
-    return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
-
-
-def _shape(samples: Samples, preprocessing: Preprocessing) -> tuple[int, int, int, int]:
-    return (len(samples), preprocessing.resize, preprocessing.resize, 3)
-
-
-def cannot_be_read(unreadable: Sequence[tuple[str, str]], total: int) -> str:
-    """Such as: 4 of 90 images cannot be read: a.jpg (the file is empty), b.jpg (…), c.jpg (…) and 1 more."""
-    first = [f"{printable(name)} ({why})" for name, why in unreadable[:3]]
-    more = f" and {len(unreadable) - len(first)} more" if len(unreadable) > len(first) else ""
-    return f"{len(unreadable)} of {total} images cannot be read: {', '.join(first)}{more}"
-
-
-def decode(
-    samples: Samples,
-    preprocessing: Preprocessing,
-    workers: int = 0,
-    progress: ProgressCallback | None = None,
-    pixels: npt.NDArray[np.uint8] | None = None,
-) -> Unreadable:
-    """Decode all images of a split, into `pixels` if given; returns those that cannot be read."""
-    unreadable: Unreadable = {}
-    for i, image in enumerate(each(partial(pixels_or_reason, samples, preprocessing), len(samples), workers)):
-        if isinstance(image, str):
-            unreadable[i] = image
-        elif pixels is not None:
-            pixels[i] = image
-        if progress is not None:
-            progress(i + 1, len(samples))
-    return unreadable
-
-
-def pixels_or_reason(samples: Samples, preprocessing: Preprocessing, i: int) -> npt.NDArray[np.uint8] | str:
-    """The pixels of an image of a split, or why it cannot be read."""
-    try:
-        return preprocessing.pixels(samples.load(i))
-    except Exception as error:  # of whatever kind: the others are still to be looked at
-        return why_unreadable(error)

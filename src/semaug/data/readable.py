@@ -1,7 +1,7 @@
-"""Which images of a data set can be read: found out before training starts, not in the middle of it."""
+"""Check before training which images can be read."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,13 +11,13 @@ from semaug.data.images import (
     ProgressCallback,
     Unreadable,
     cache_file,
-    cannot_be_read,
     decode,
     decode_into_cache,
+    unreadable_images,
 )
 from semaug.data.samples import ImageFiles, Samples, Subset, subset
 from semaug.data.shards import ShardedImages
-from semaug.util.errors import SemaugError
+from semaug.util.errors import DataError
 from semaug.util.files import write_json
 
 OnBadImage = Literal["stop", "skip"]
@@ -35,40 +35,62 @@ def readable_splits(
     listing: Path | None = None,
     keep: bool = True,
 ) -> tuple[dict[str, Samples], str | None]:
-    """The splits without the images that cannot be read, and a sentence about these; None if there are none.
+    """Decode all images, and leave out those that cannot be read.
 
-    With "stop" such images are a :class:`SemaugError`, and with "skip" they are where a class loses all of its training
-    images or a split all it has. All of them are listed in the file `listing`. What is decoded is kept in the cache
-    for training, except for the test split, and unless `keep` is False.
+    Args:
+        splits: The splits; two of them may be the same.
+        classes: Class names.
+        preprocessing: How images are resized.
+        on_bad_image: "stop" raises an error if any image cannot be read.
+        cache: Folder for decoded images and the results of the check.
+        workers: Number of processes that decode; 0 decodes in this one.
+        progress: Called with the number of images done and their total.
+        listing: File for a list of all images that cannot be read.
+        keep: Whether to cache the decoded images, except those of the test split.
+
+    Returns:
+        The splits without those images, and a sentence about them, or None if there are none.
+
+    Raises:
+        DataError: Images cannot be read and `on_bad_image` is "stop", or a class has no training image left, or a split
+            no image.
     """
-    parts = _distinct(splits.values())
-    total, done = sum(map(len, parts)), 0
+    distinct = list({id(samples): samples for samples in splits.values()}.values())
+    total, done = sum(map(len, distinct)), 0
     faults: dict[int, Unreadable] = {}
-    for samples in parts:
+    for samples in distinct:
 
         def advance(here: int, _: int, before: int = done) -> None:
             if progress is not None:
                 progress(before + here, total)
 
-        kept = keep and any(part is samples for split, part in splits.items() if split != "test")
-        faults[id(samples)] = _unreadable(samples, preprocessing, cache, kept, workers, advance)
+        is_trained_on = any(part is samples for split, part in splits.items() if split != "test")
+        faults[id(samples)] = _unreadable(samples, preprocessing, cache, keep and is_trained_on, workers, advance)
         done += len(samples)
-    names = [(samples.name(i), why) for samples in parts for i, why in faults[id(samples)].items()]
-    if listing is not None:
-        _write_listing(listing, names)
+    names = [(samples.name(i), reason) for samples in distinct for i, reason in faults[id(samples)].items()]
+    if listing is not None and names:
+        write_json(listing, [{"image": name, "reason": reason} for name, reason in names])
+    elif listing is not None:
+        listing.unlink(missing_ok=True)
     if not names:
         return dict(splits), None
-    sentence = cannot_be_read(names, total) + (f", all listed in {listing}" if listing is not None else "")
+    message = unreadable_images(names, total) + (f", all listed in {listing}" if listing is not None else "")
     if on_bad_image == "stop":
-        raise SemaugError(f"{sentence}; repair or remove them, or go on without them by --on-bad-image skip")
-    left = {split: _without(samples, faults[id(samples)]) for split, samples in splits.items()}
-    _check_left(splits, left, classes, sentence)
-    return left, f"{sentence}; going on without them"
-
-
-def _distinct(splits: Iterable[Samples]) -> list[Samples]:
-    """Every split once: "val" may be the same as "test"."""
-    return list({id(samples): samples for samples in splits}.values())
+        raise DataError(f"{message}; repair or remove them, or set `on_bad_image` to skip to continue without them")
+    left = {
+        split: subset(samples, [i for i in range(len(samples)) if i not in faults[id(samples)]])
+        if faults[id(samples)]
+        else samples
+        for split, samples in splits.items()
+    }
+    for split, samples in left.items():
+        if not len(samples):
+            raise DataError(f"no image of the split {split} can be read: {message}")
+    lost = set(splits["train"].labels) - set(left["train"].labels) if "train" in splits else set()
+    if lost:
+        lost_classes = some(classes[label] for label in sorted(lost))
+        raise DataError(f"no training image can be read of {lost_classes}; repair or remove these classes: {message}")
+    return left, f"{message}; continuing without them"
 
 
 def _unreadable(
@@ -79,54 +101,29 @@ def _unreadable(
     workers: int,
     progress: ProgressCallback,
 ) -> Unreadable:
-    """The images that cannot be read; pixels are kept in the cache if asked for, and otherwise that all were looked at.
+    """The images that cannot be read.
 
-    What the cache knows to be unreadable is looked at again, as it may have been the fault of a disk or of permissions.
+    The cache records them, or the pixels. Images recorded as unreadable are tried again, as the disk or permissions may
+    have been at fault.
     """
-    if not _are_files(samples):
+    whole = samples
+    while isinstance(whole, Subset):
+        whole = whole.whole
+    if not isinstance(whole, ImageFiles | ShardedImages):
         return {}
     if cache is None:
         return decode(samples, preprocessing, workers, progress)
     file = cache_file(samples, preprocessing, cache)
     if file.exists():
         return {}
-    known = file.with_suffix(".unreadable.json")
-    if known.is_file():
-        before = json.loads(known.read_bytes())
-        return {before[i]: why for i, why in decode(subset(samples, before), preprocessing).items()}
+    record = file.with_suffix(".unreadable.json")
+    if record.is_file():
+        before = json.loads(record.read_bytes())
+        return {before[i]: reason for i, reason in decode(subset(samples, before), preprocessing).items()}
     if keep:
         unreadable = decode_into_cache(samples, preprocessing, cache, workers, progress)
     else:
         unreadable = decode(samples, preprocessing, workers, progress)
     if unreadable or not keep:
-        write_json(known, list(unreadable))
+        write_json(record, list(unreadable))
     return unreadable
-
-
-def _are_files(samples: Samples) -> bool:
-    while isinstance(samples, Subset):
-        samples = samples.whole
-    return isinstance(samples, ImageFiles | ShardedImages)
-
-
-def _without(samples: Samples, unreadable: Unreadable) -> Samples:
-    return subset(samples, [i for i in range(len(samples)) if i not in unreadable]) if unreadable else samples
-
-
-def _check_left(
-    before: Mapping[str, Samples], left: Mapping[str, Samples], classes: Sequence[str], sentence: str
-) -> None:
-    empty = [split for split, samples in left.items() if not len(samples)]
-    if empty:
-        raise SemaugError(f"no image of the split {empty[0]} can be read: {sentence}")
-    lost = sorted(set(before["train"].labels) - set(left["train"].labels)) if "train" in left else []
-    if lost:
-        names = some(classes[label] for label in lost)
-        raise SemaugError(f"no training image can be read of {names}; repair or remove these classes: {sentence}")
-
-
-def _write_listing(file: Path, names: Sequence[tuple[str, str]]) -> None:
-    if names:
-        write_json(file, [{"image": name, "reason": why} for name, why in names])
-    else:
-        file.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""What a data set is to the rest of the library: classes, and splits of images with labels."""
+"""Data sets as the rest of the library sees them: classes, and splits of labelled images."""
 
 import hashlib
 import io
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,17 +13,18 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from semaug.data import birds
-from semaug.util.errors import SemaugError, printable
+from semaug.util.errors import DataError, SemaugError, printable
 
-FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""What an image may be in, whatever its name ends with. Pillow knows more, and runs Ghostscript for one (EPS)."""
 IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+"""Names of image files end so, in capitals or not; the format is recognised by the content."""
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Formats that are decoded. Pillow knows more, and would run Ghostscript for one of them (EPS)."""
 MAX_PIXELS = 178_956_970
-"""An image with more is refused before it is decoded: Pillow's own limit, kept where a program has lifted that."""
+"""Larger images are refused before they are decoded: Pillow's own limit, which a program may have lifted."""
 
 
 class Samples(Protocol):
-    """The images of one split, in a fixed order, with the index of each one's class."""
+    """The images of one split, in a fixed order, with the class index of each in `labels`."""
 
     @property
     def labels(self) -> Sequence[int]: ...
@@ -37,12 +38,12 @@ class Samples(Protocol):
         """A name for image `i` that a person recognises: its path, as a rule."""
 
     def fingerprint(self) -> str:
-        """A digest that changes whenever any of the images does, without reading them all."""
+        """A digest that changes whenever an image does; computed without reading all images."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Class names, and the splits ("train", and "val" or "test" where the data set has them)."""
+    """A data set: its class names, indexed by label, and the splits "train" and, if it has them, "val" and "test"."""
 
     name: str
     classes: tuple[str, ...]
@@ -50,90 +51,102 @@ class DataSet:
 
 
 def load_image(path: Path | str) -> Image.Image:
-    """The image in a file, in RGB and turned upright; a :class:`SemaugError` if it cannot be read.
+    """Load an image file: the first frame, upright, in RGB, on white where it is transparent.
 
-    Of an animation it is the first frame; what is transparent becomes white.
+    Args:
+        path: The file.
+
+    Returns:
+        The decoded image.
+
+    Raises:
+        DataError: The file is missing, is not an image of a known format, is damaged or has too many pixels.
     """
-    return _loaded(lambda: _opened(_file(Path(path)), MAX_PIXELS), path)
+    return _loaded(Path(path), path, MAX_PIXELS)
 
 
 def image_in(content: bytes, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The same of an image that is in memory; `name` is what to call it. One of more pixels is not decoded."""
-    return _loaded(lambda: _opened(io.BytesIO(content), max_pixels), name)
+    """Load an image from memory, as :func:`load_image` does from a file.
+
+    Args:
+        content: The bytes of an image file.
+        name: Its name, for the message of an error.
+        max_pixels: Larger images are refused before they are decoded.
+
+    Returns:
+        The decoded image.
+
+    Raises:
+        DataError: The image cannot be read.
+    """
+    return _loaded(io.BytesIO(content), name, max_pixels)
 
 
-def _loaded(opened: Callable[[], Image.Image], name: Path | str) -> Image.Image:
+def _loaded(source: Path | BinaryIO, name: Path | str, max_pixels: int) -> Image.Image:
     try:
-        with opened() as image:
+        with _opened(source, max_pixels) as image:
             image.load()
             return _in_rgb(_upright(image))
-    except Exception as error:  # decoders meet garbage with many kinds of exception
+    except Exception as error:  # decoders raise exceptions of many kinds on damaged files
         what = f"the image {printable(name)}" if name else "the image"
-        raise SemaugError(f"cannot read {what}: {why_unreadable(error)}") from error
+        raise DataError(f"cannot read {what}: {why_unreadable(error)}") from error
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why an image cannot be read, on one line: what :func:`load_image` or a decoder raised, without the path."""
+    """Why an image cannot be read, on one line and without its path, from what a loader raised."""
     cause = error.__cause__ if isinstance(error, SemaugError) and error.__cause__ else error
     text = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
     return printable(" ".join(text.split())) or type(cause).__name__
 
 
-def _file(path: Path) -> Path:
-    if not path.is_file():  # a pipe would wait for a writer for ever
-        raise OSError("it is not a file" if path.exists() else "there is no such file")
-    if path.stat().st_size == 0:
-        raise OSError("the file is empty")
-    return path
-
-
 def _opened(source: Path | BinaryIO, max_pixels: int) -> Image.Image:
-    """An image of which nothing is decoded yet."""
+    """Open an image without decoding it."""
+    if isinstance(source, Path):
+        if not source.is_file():  # opening a pipe would wait forever for a writer
+            raise OSError("it is not a file" if source.exists() else "there is no such file")
+        if source.stat().st_size == 0:
+            raise OSError("the file is empty")
+    too_large = f"it has more than {max_pixels} pixels"
     try:
         image = Image.open(source, formats=_formats())
     except UnidentifiedImageError as error:
-        raise OSError("it is not an image, or in a format that is not known") from error
+        raise OSError("it is not an image of a known format") from error
     except Image.DecompressionBombError as error:
-        raise OSError(f"it has more than {max_pixels} pixels") from error
-    if image.width * image.height > max_pixels or _tile_pixels(image) > max_pixels:
+        raise OSError(too_large) from error
+    tags = getattr(image, "tag_v2", {})
+    tile = int(tags.get(322, 0)) * int(tags.get(323, 0))  # TIFF decodes whole tiles, however small the image is
+    if max(image.width * image.height, tile) > max_pixels:
         image.close()
-        raise OSError(f"it has more than {max_pixels} pixels")
+        raise OSError(too_large)
     return image
 
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Those of the formats that this Pillow knows."""
+    """The formats that the installed Pillow knows."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def _tile_pixels(image: Image.Image) -> int:
-    """The size of the tiles of a TIFF file, which are decoded whole, however small the image is."""
-    tags = getattr(image, "tag_v2", {})
-    return int(tags.get(322, 0)) * int(tags.get(323, 0))
-
-
 def _upright(image: Image.Image) -> Image.Image:
-    """The image turned as its EXIF data say; as it is where these are damaged."""
+    """Turn the image as its EXIF data say; damaged EXIF data are ignored."""
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # as many kinds as there are ways to damage them
+    except Exception:
         return image
 
 
 def _in_rgb(image: Image.Image) -> Image.Image:
-    """The image in 8 bits per colour, on white where it is transparent."""
     if image.mode.startswith(("I", "F")):
-        return _from_deep_grey(image).convert("RGB")
+        return _eight_bit(image).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
     return image.convert("RGB")
 
 
-def _from_deep_grey(image: Image.Image) -> Image.Image:
-    """Grey of 16 or 32 bits in 8 bits; Pillow itself would make white of nearly all of it."""
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Scale grey of 16 or 32 bits to 8 bits; Pillow would clip nearly all of it to white."""
     values = np.asarray(image)
     if image.mode == "F":
         values = np.nan_to_num(values, nan=0.0)
@@ -145,7 +158,7 @@ def _from_deep_grey(image: Image.Image) -> Image.Image:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images in files; names are relative to `root`."""
+    """A split of image files; names are relative to `root`."""
 
     root: Path
     files: tuple[Path, ...]
@@ -166,22 +179,22 @@ class ImageFiles:
         for i, file in enumerate(self.files):
             try:
                 status = file.stat()
-                seen = f"{status.st_size}\0{status.st_mtime_ns}"
+                state = f"{status.st_size}\0{status.st_mtime_ns}"
             except OSError:
-                seen = "absent"
-            digest.update(f"{self.name(i)}\0{seen}\n".encode())
+                state = "absent"
+            digest.update(f"{self.name(i)}\0{state}\n".encode())
         return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class DrawnBirds:
-    """A split of the embedded data set, drawn when asked for."""
+    """A split of the embedded birds, drawn on access."""
 
     birds: birds.Birds
-    labels: tuple[int, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", tuple(int(label) for label in self.birds.labels))
+    @property
+    def labels(self) -> Sequence[int]:
+        return self.birds.labels
 
     def __len__(self) -> int:
         return len(self.birds)
@@ -201,22 +214,30 @@ class DrawnBirds:
 def embedded_birds(
     num_species: int = 20, train_per_species: int = 40, test_per_species: int = 20, size: int = 96, seed: int = 0
 ) -> DataSet:
-    """The embedded data set: procedural birds, split into "train" and "test"."""
-    counts = {"train": train_per_species, "test": test_per_species}
-    splits: dict[str, Samples] = {
-        split: DrawnBirds(birds.Birds(num_species, count, split, size, seed)) for split, count in counts.items()
+    """The embedded data set: procedural birds, split into "train" and "test".
+
+    Args:
+        num_species: Number of classes.
+        train_per_species: Training images of each.
+        test_per_species: Test images of each.
+        size: Side of the images in pixels, at least 32.
+        seed: Seed of species and images.
+
+    Returns:
+        The data set; its images are drawn on access.
+    """
+    splits = {
+        split: birds.Birds(num_species, count, split, size, seed)
+        for split, count in (("train", train_per_species), ("test", test_per_species))
     }
-    return DataSet("birds", tuple(birds.Birds(num_species, 1, "train", size, seed).classes), splits)
-
-
-def subset(samples: Samples, indices: Sequence[int]) -> "Subset":
-    """The images of `samples` at `indices`, in that order."""
-    return Subset(samples, array("q", indices))
+    return DataSet(
+        "birds", tuple(splits["train"].classes), {split: DrawnBirds(drawn) for split, drawn in splits.items()}
+    )
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Some of the images of a split. There may be millions: their numbers are in arrays, 8 bytes each."""
+    """Some images of a split; made by :func:`subset`. Indices are in arrays, as there may be millions."""
 
     whole: Samples
     indices: "array[int]"
@@ -236,3 +257,8 @@ class Subset:
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.whole.fingerprint()}{tuple(self.indices)}".encode()).hexdigest()
+
+
+def subset(samples: Samples, indices: Sequence[int]) -> Subset:
+    """The images of a split at `indices`, in that order."""
+    return Subset(samples, array("q", indices))

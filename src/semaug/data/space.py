@@ -1,4 +1,4 @@
-"""Whether decoded images fit where they are to be kept: told before the first of them is decoded."""
+"""Check free memory and cache space before decoding."""
 
 import os
 import shutil
@@ -7,34 +7,41 @@ from pathlib import Path
 
 from semaug.data.images import Preprocessing, cache_file
 from semaug.data.samples import Samples
-from semaug.util.errors import SemaugError
+from semaug.util.errors import SettingError
 
-ADVICE = "--images-on stream decodes them when they are needed"
+_ADVICE = "set `images_on` to stream to decode them in every epoch"
 
 
 def check_free_space(splits: Mapping[str, Samples], preprocessing: Preprocessing, cache: Path | None) -> str | None:
-    """See that the pixels that training keeps fit into memory or the cache; returns a hint where they are many."""
-    kept = {split: samples for split, samples in splits.items() if split in ("train", "val")}
-    needed = sum(_bytes(samples, preprocessing) for samples in kept.values())
-    memory = _memory()
-    if cache is None and needed > memory:
-        raise SemaugError(
-            f"the decoded images take {_gigabytes(needed)}, and memory has {_gigabytes(memory)}; {ADVICE}"
-        )
+    """Check that the decoded training and validation images fit into memory or the cache.
+
+    Args:
+        splits: The splits of a run.
+        preprocessing: Gives the size of a decoded image.
+        cache: Folder of the cache; None keeps decoded images in memory.
+
+    Returns:
+        A warning if they fit on the disk but not into memory, else None.
+
+    Raises:
+        SettingError: They do not fit.
+    """
+    kept = {split: samples for split, samples in splits.items() if split != "test"}
+    needed, memory = sum(_bytes(samples, preprocessing) for samples in kept.values()), _memory()
     if cache is not None and needed > (free := _free(cache)):
-        needed = sum(
-            _bytes(samples, preprocessing)
-            for samples in kept.values()
-            if not cache_file(samples, preprocessing, cache).exists()
-        )
+        for samples in kept.values():
+            needed -= _bytes(samples, preprocessing) if cache_file(samples, preprocessing, cache).exists() else 0
         if needed > free:
-            raise SemaugError(
-                f"the decoded images take {_gigabytes(needed)}, and {cache} has {_gigabytes(free)} left; {ADVICE}, "
-                "and --cache names another folder"
+            raise SettingError(
+                f"the decoded images take {_gigabytes(needed)}, and {cache} has {_gigabytes(free)} left; {_ADVICE}, "
+                "or choose another `cache` folder"
             )
-    if needed > memory:
-        return f"the decoded images take {_gigabytes(needed)}, and memory has {_gigabytes(memory)}; {ADVICE}"
-    return None
+    if needed <= memory:
+        return None
+    message = f"the decoded images take {_gigabytes(needed)}, and memory has {_gigabytes(memory)}; {_ADVICE}"
+    if cache is None:
+        raise SettingError(message)
+    return message
 
 
 def _bytes(samples: Samples, preprocessing: Preprocessing) -> int:
@@ -42,14 +49,14 @@ def _bytes(samples: Samples, preprocessing: Preprocessing) -> int:
 
 
 def _memory() -> int:
-    """All of this machine's."""
+    """All memory of this machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _free(folder: Path) -> int:
-    """What is left on the disk on which a folder is, or will be."""
-    there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    return shutil.disk_usage(there).free
+    """Free bytes on the disk of a folder, which need not exist yet."""
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    return shutil.disk_usage(existing).free
 
 
 def _gigabytes(count: int) -> str:

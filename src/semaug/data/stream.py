@@ -1,4 +1,4 @@
-"""Images that are decoded when they are needed, ahead of who asks for them: for data that is larger than memory."""
+"""Images that are decoded in every epoch, ahead of their use, for data that is larger than memory."""
 
 import math
 from collections import deque
@@ -18,17 +18,14 @@ from torch import Tensor
 from semaug.data.images import Preprocessing, pixels_or_reason
 from semaug.data.samples import Samples, Subset
 from semaug.data.shards import ShardedImages
-from semaug.util.errors import SemaugError, printable
-from semaug.util.processes import CHUNK, in_turn
+from semaug.util.errors import DataError, printable
+from semaug.util.processes import TASK_SIZE, ordered_map
 
 BUFFER = 10_000  # images through which those of shards are shuffled: about ten shards
 
 
-# ---------------------------------------------------------------------------------------------------------- the order
-
-
 def shards_of(samples: Samples) -> Tensor | None:
-    """The number of the shard that each image of a split is in; None where they are not in shards."""
+    """The number of the shard of each image, (N,), or None if the images are not in shards."""
     if isinstance(samples, Subset):
         whole = shards_of(samples.whole)
         return None if whole is None else whole[torch.from_numpy(np.array(samples.indices))]
@@ -36,81 +33,95 @@ def shards_of(samples: Samples) -> Tensor | None:
 
 
 def streaming_order(shards: Tensor, generator: torch.Generator, buffer: int = BUFFER) -> Tensor:
-    """The places of all images, each once, in random order, in which shards are met one after the other.
+    """Draw a random order of images that reads one shard after the other.
 
-    `shards` are the images' shards. These are shuffled, and their images, from the beginning of each to its end, go
-    through a buffer: as one comes in, another one, drawn at random, goes out. The order follows from the generator
-    alone, so that any place in it can be taken up again by counting. With no more images than the buffer holds, all
-    orders are as likely.
+    The shards are shuffled, and their images, in order, pass through a buffer: each image that enters replaces a random
+    one, which leaves. The order depends on the generator only, so that it can be resumed anywhere. If the buffer holds
+    all images, all orders are equally likely.
+
+    Args:
+        shards: The shard of each image, (N,).
+        generator: A CPU generator.
+        buffer: Size of the buffer, at least 1.
+
+    Returns:
+        The indices of all images, each once, (N,).
+
+    Raises:
+        ValueError: The buffer is empty.
     """
     if buffer < 1:
         raise ValueError(f"the buffer must hold at least one image, not {buffer}")
     total = len(shards)
     turn = torch.randperm(int(shards.max()) + 1 if total else 0, generator=generator)
-    arriving = turn[shards].argsort(stable=True)
-    held = min(buffer, total)
-    seat = torch.cat([torch.arange(held), torch.randint(buffer, (total - held,), generator=generator)])
-    # Who comes in takes the seat of the one who sat there last; those on the same seat follow each other.
+    entering = turn[shards].argsort(stable=True)
+    filled = min(buffer, total)
+    seat = torch.cat([torch.arange(filled), torch.randint(buffer, (total - filled,), generator=generator)])
+    # An image leaves when the next one takes its seat; the last on each seat leave at the end.
     by_seat = seat.argsort(stable=True)
-    last = torch.ones(total, dtype=torch.bool)
-    last[:-1] = seat[by_seat[1:]] != seat[by_seat[:-1]]
-    leaving = torch.empty(total, dtype=torch.long)
-    leaving[by_seat[~last]] = by_seat[1:][~last[:-1]]  # when
-    rest = by_seat[last]
-    leaving[rest] = total + torch.randperm(len(rest), generator=generator)
-    return arriving[leaving.argsort()]
-
-
-# --------------------------------------------------------------------------------------------------------- the pixels
+    is_last = torch.ones(total, dtype=torch.bool)
+    is_last[:-1] = seat[by_seat[1:]] != seat[by_seat[:-1]]
+    leaves_at = torch.empty(total, dtype=torch.long)
+    leaves_at[by_seat[~is_last]] = by_seat[1:][~is_last[:-1]]
+    rest = by_seat[is_last]
+    leaves_at[rest] = total + torch.randperm(len(rest), generator=generator)
+    return entering[leaves_at.argsort()]
 
 
 def stream_pixels(
     samples: Samples, preprocessing: Preprocessing, parts: Iterable[Tensor], workers: int, *, pinned: bool = False
 ) -> Generator[Tensor, None, None]:
-    """Images of a split as uint8 (n, resize, resize, 3): for each of `parts`, the n images at these places.
+    """Decode images part by part, about two parts ahead of the consumer, into memory shared with the workers.
 
-    They are decoded in so many processes, which are ahead of who asks by about the two parts that come next; with no
-    process, when they are asked for. What is made ahead lies in memory that the processes share. The first image that
-    cannot be read is a :class:`SemaugError`. No part may be empty.
+    Args:
+        samples: The images.
+        preprocessing: How to resize them.
+        parts: Indices of the images of each part, (n,), at least one; read lazily.
+        workers: Number of processes; 0 decodes on demand in this one.
+        pinned: Whether the result is in pinned memory.
+
+    Yields:
+        For each part uint8 (n, resize, resize, 3).
+
+    Raises:
+        DataError: An image cannot be read.
     """
     rest = iter(parts)
     first = next(rest, None)
     if first is None:
         return
-    chunks = max(2 * workers, -(-2 * len(first) // CHUNK)) if workers > 0 else 1
+    tasks = max(2 * workers, -(-2 * len(first) // TASK_SIZE)) if workers > 0 else 1
     shape = (preprocessing.resize, preprocessing.resize, 3)
-    memory = RawArray(c_uint8, chunks * CHUNK * math.prod(shape))
-    window = _view(memory, shape)
+    memory = RawArray(c_uint8, tasks * TASK_SIZE * math.prod(shape))
+    slots = _view(memory, shape)
     sizes: deque[int] = deque()
 
-    def places() -> Iterator[int]:
+    def indices() -> Iterator[int]:
         for part in chain((first,), rest):
             sizes.append(len(part))
             yield from part.tolist()
 
-    items = ((number % len(window), i) for number, i in enumerate(places()))
+    items = ((number % len(slots), i) for number, i in enumerate(indices()))
     decode = partial(_decode_into, memory, samples, preprocessing)
     slot = 0
-    with closing(in_turn(decode, items, workers, chunks, hear_signals=False)) as faults:
-        for fault in faults:  # of the first image of a part
+    with closing(ordered_map(decode, items, workers, tasks_ahead=tasks, ignore_signals=True)) as errors:
+        for first_error in errors:  # of the first image of a part
             pixels = torch.empty(sizes.popleft(), *shape, dtype=torch.uint8, pin_memory=pinned)
-            for place, found in enumerate(chain((fault,), islice(faults, len(pixels) - 1))):
-                if found is not None:
-                    raise SemaugError(
-                        f"{found}; semaug data check lists all such images, --on-bad-image skip leaves them out"
-                    )
-                pixels.numpy()[place] = window[slot]  # by numpy, whose copies take no threads
-                slot = (slot + 1) % len(window)
+            for row, error in enumerate(chain((first_error,), islice(errors, len(pixels) - 1))):
+                if error is not None:
+                    raise DataError(f"{error}; check the data set, or set `on_bad_image` to skip")
+                pixels.numpy()[row] = slots[slot]  # numpy copies without threads
+                slot = (slot + 1) % len(slots)
             yield pixels
 
 
 def _decode_into(memory: Any, samples: Samples, preprocessing: Preprocessing, item: tuple[int, int]) -> str | None:
-    """Put an image into its slot of the shared memory; returns why that cannot be done, if it cannot."""
+    """Decode an image into its slot of the shared memory; returns a message if it cannot be read."""
     slot, i = item
-    found = pixels_or_reason(samples, preprocessing, i)
-    if isinstance(found, str):
-        return f"cannot read the image {printable(samples.name(i))}: {found}"
-    _view(memory, found.shape)[slot] = found
+    pixels = pixels_or_reason(samples, preprocessing, i)
+    if isinstance(pixels, str):
+        return f"cannot read the image {printable(samples.name(i))}: {pixels}"
+    _view(memory, pixels.shape)[slot] = pixels
     return None
 
 

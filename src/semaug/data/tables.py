@@ -1,4 +1,4 @@
-"""Tables of images: .csv, .tsv and .parquet files."""
+"""Data sets listed in tables: .csv, .tsv and .parquet files."""
 
 import csv
 import importlib
@@ -7,40 +7,49 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from semaug.data.annotations import SPLIT_NAMES, Splits, listed_data_set, read_content, shown, some
+from semaug.data.annotations import SPLIT_NAMES, Splits, data_set, read_content, shown, some
 from semaug.data.samples import DataSet
-from semaug.util.errors import SemaugError
+from semaug.util.errors import DataError, MissingPackageError
 from semaug.util.spreadsheets import unescape_formula
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
-MAX_ROWS = 20_000_000
-TABLE_COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "class"), "split": ("split",)}
+_MAX_ROWS = 20_000_000  # a few bytes of Parquet can stand for any number
+_COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "class"), "split": ("split",)}
 
 
 def read_table(path: Path) -> DataSet:
-    """Images listed in a .csv, .tsv or .parquet file with columns path, label and, optionally, split.
+    """Read a data set from a table with the columns path, label and, optionally, split.
 
-    Paths are relative to the table's folder. Classes are in alphabetical order, or by value if all are whole numbers.
-    An apostrophe that keeps a spreadsheet from taking a name for a formula is no part of it (`semaug.util.spreadsheets`).
+    Classes are in alphabetical order, or by value if all are whole numbers. An apostrophe that keeps a spreadsheet from
+    reading a name as a formula is not part of it (:mod:`semaug.util.spreadsheets`).
+
+    Args:
+        path: The file; paths in it are relative to its folder, and may lead out of it.
+
+    Returns:
+        The data set, named after the file.
+
+    Raises:
+        DataError: The table is damaged or incomplete, or lists files that are missing.
+        MissingPackageError: Parquet needs pyarrow.
     """
     rows = list(_parquet_rows(path) if path.suffix.lower() == ".parquet" else _csv_rows(path))
     labels = {label for _, _, label, _ in rows}
-    # by length first: "9" comes before "10"
-    numbers = all(label.isascii() and label.isdigit() for label in labels)
-    classes = sorted(labels, key=lambda label: (len(label), label) if numbers else (0, label))
+    are_numbers = all(label.isascii() and label.isdigit() for label in labels)
+    classes = sorted(labels, key=lambda label: (len(label), label) if are_numbers else (0, label))  # "9" before "10"
     index = {label: i for i, label in enumerate(classes)}
     splits: Splits = {"train": []}
     for place, image, label, split in rows:
         if not image.strip() or not label:
-            raise SemaugError(f"{path} {place}: the image or its label is empty")
+            raise DataError(f"{path} {place}: the image or its label is empty")
         if split.lower() not in SPLIT_NAMES:
-            raise SemaugError(f"{path} {place}: the split {shown(split)} is not one of {', '.join(SPLIT_NAMES)}")
+            raise DataError(f"{path} {place}: the split {shown(split)} is not one of {', '.join(SPLIT_NAMES)}")
         splits.setdefault(SPLIT_NAMES[split.lower()], []).append((_image(path.parent, image), index[label]))
-    return listed_data_set(path.stem, path.parent, classes, splits)
+    return data_set(path.stem, path.parent, classes, splits)
 
 
 def _image(folder: Path, cell: str) -> Path:
-    """The file that a cell names: as it is written, else without spaces around it or an apostrophe before it."""
+    """The file that a cell names: as written or, if there is none, without outer spaces or the apostrophe."""
     names = dict.fromkeys((cell.strip(), cell, unescape_formula(cell), unescape_formula(cell).strip()))
     if len(names) > 1:
         for name in names:
@@ -50,7 +59,7 @@ def _image(folder: Path, cell: str) -> Path:
 
 
 Row = tuple[str, str, str, str]
-"""Place in the file, image, label, split."""
+"""Place in the file, image, label and split."""
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
@@ -59,7 +68,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise SemaugError(f"{path} line {line}: this is not UTF-8 text") from error
+        raise DataError(f"{path} line {line}: this is not UTF-8 text") from error
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
@@ -70,32 +79,32 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 continue
             place = f"line {reader.line_num}"
             if len(row) != len(header):
-                raise SemaugError(f"{path} {place}: there are {len(row)} fields, the header has {len(header)}")
+                raise DataError(f"{path} {place} has {len(row)} fields, and the header has {len(header)}")
             yield _row(place, [row[column] for column in columns])
     except csv.Error as error:
-        raise SemaugError(f"{path} line {reader.line_num}: {error}") from error
+        raise DataError(f"{path} line {reader.line_num}: {error}") from error
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise SemaugError(f"reading {path} needs pyarrow; install it with: pip install pyarrow") from error
+        raise MissingPackageError(f"reading {path} needs pyarrow: pip install pyarrow") from error
     try:
         header = [str(name) for name in parquet.read_schema(path).names]
         rows = parquet.read_metadata(path).num_rows
-    except Exception as error:  # the parser meets garbage with many kinds of exception
-        raise SemaugError(f"{path} is not a Parquet file") from error
-    if rows > MAX_ROWS:  # which a few bytes can stand for
-        raise SemaugError(f"{path} has {rows} rows; a table of images may have {MAX_ROWS}")
+    except Exception as error:  # the parser raises exceptions of many kinds on damaged files
+        raise DataError(f"{path} is not a Parquet file") from error
+    if rows > _MAX_ROWS:
+        raise DataError(f"{path} has {rows} rows, more than the {_MAX_ROWS} allowed")
     columns = _columns(path, header)
     try:
         values = parquet.read_table(path, columns=columns).to_pydict()
     except Exception as error:
-        raise SemaugError(f"{path} is a damaged Parquet file") from error
+        raise DataError(f"{path} is a damaged Parquet file") from error
     for number, row in enumerate(zip(*(values[column] for column in columns), strict=True), start=1):
         if not all(isinstance(value, str | int) for value in row):
-            raise SemaugError(f"{path} row {number}: image, label and split must be text or whole numbers")
+            raise DataError(f"{path} row {number}: image, label and split must be text or whole numbers")
         yield _row(f"row {number}", [str(value) for value in row])
 
 
@@ -105,13 +114,12 @@ def _row(place: str, cells: list[str]) -> Row:
 
 
 def _columns(path: Path, header: list[str]) -> list[str]:
-    """The columns of image, label and, if it is there, split, under the names they have in the header."""
-    found = {column.strip().lower(): column for column in reversed(header)}
+    """The header's names for the columns of image, label and, if present, split."""
+    by_name = {column.strip().lower(): column for column in reversed(header)}
     columns = []
-    for role, names in TABLE_COLUMNS.items():
-        named = [found[name] for name in names if name in found]
-        if not named and role != "split":
-            present = some(header) or "none"
-            raise SemaugError(f"{path} needs a column {' or '.join(names)}; its columns are: {present}")
-        columns += named[:1]
+    for role, names in _COLUMNS.items():
+        present = [by_name[name] for name in names if name in by_name]
+        if not present and role != "split":
+            raise DataError(f"{path} needs a column {' or '.join(names)}; its columns are: {some(header) or 'none'}")
+        columns += present[:1]
     return columns

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -66,11 +65,7 @@ class _SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        total = tensor.detach().clone(memory_format=torch.contiguous_format)
-        if distributed.is_running():
-            distributed.traffic.reduced += total.nbytes
-            dist.all_reduce(total)
-        return total
+        return _summed(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -79,4 +74,10 @@ class _SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        return _SumOverRanks.forward(ctx, tangent)
+        return _summed(tangent)
+
+
+def _summed(tensor: Tensor) -> Tensor:
+    total = tensor.detach().clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce_(total)
+    return total

@@ -66,9 +66,7 @@ def train(config: TrainConfig) -> Path:
     device = distributed.initialize(given(config.device))
     try:
         return _Run(config, device).train()
-    except RuntimeError as error:
-        if not distributed.lost(error):
-            raise
+    except distributed.PeerLostError as error:
         folder = given(config.output)
         told = f"another process has ended; the same command goes on from the last checkpoint in {folder}"
         raise SemaugError(told, on_all_ranks=True) from error

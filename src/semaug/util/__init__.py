@@ -1,1 +1,14 @@
-"""Atomic files, progress, signals, processes and sums over ranks: what every other room may use."""
+"""Tools that every other room may use.
+
+============  ========================================================
+module        subject
+============  ========================================================
+errors        exceptions that users of the library see
+files         atomic writes and size-limited JSON reads
+processes     ordered maps over worker processes
+progress      messages and progress bars
+signals       SIGINT and SIGTERM
+spreadsheets  names in CSV files that would be formulas
+distributed   ranks, sums and copies over processes (torch.distributed)
+============  ========================================================
+"""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, and JSON that may come from a stranger."""
+"""Atomic writes and size-limited JSON reads."""
 
 import errno
 import json
@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from semaug.util.errors import FileError, SemaugError
-from semaug.util.processes import is_running
+from semaug.util.errors import FileError
+from semaug.util.processes import is_other_process
 
 MAX_JSON_BYTES = 64_000_000
 
@@ -67,7 +67,7 @@ def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder as safe as the content of its files, where the system can."""
+    """Write a folder's list of names to disk, where the system can."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -81,23 +81,35 @@ def _sync_folder(folder: Path) -> None:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What writers that were killed have left in a folder."""
-    found = [(file, re.fullmatch(r"\..+\.(\d+)\.part", file.name)) for file in folder.glob(".*.part")]
-    return [file for file, name in found if name is not None and not is_running(int(name[1]))]
+    """The unfinished files in a folder whose writers were killed."""
+    matches = [(file, re.fullmatch(r"\..+\.(\d+)\.part", file.name)) for file in folder.glob(".*.part")]
+    return [file for file, match in matches if match is not None and not is_other_process(int(match[1]))]
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write `content` as indented JSON, atomically; raises FileError."""
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
+    """Read a JSON file that may come from a stranger.
+
+    Args:
+        path: The file; more than `MAX_JSON_BYTES` are refused.
+
+    Returns:
+        The content.
+
+    Raises:
+        FileError: The file is missing, too large or not JSON.
+    """
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise SemaugError(f"cannot read {path}: it has more than {MAX_JSON_BYTES} bytes")
+            raise FileError(f"cannot read {path}: it has more than {MAX_JSON_BYTES} bytes")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SemaugError(f"there is no file {path}") from None
+        raise FileError(f"there is no file {path}") from None
     except (OSError, ValueError) as error:
-        raise SemaugError(f"cannot read {path}: {error}") from error
+        raise FileError(f"cannot read {path}: {error}") from error
     except RecursionError:
-        raise SemaugError(f"cannot read {path}: it is nested too deeply") from None
+        raise FileError(f"cannot read {path}: it is nested too deeply") from None

@@ -1,4 +1,4 @@
-"""Images looked at in several processes, which stop when they are told to and do not outlive who asked."""
+"""Ordered maps over worker processes that end with their parent."""
 
 import gc
 import os
@@ -14,92 +14,103 @@ from multiprocessing.connection import wait
 from multiprocessing.synchronize import Event
 from typing import Any, TypeVar
 
-from semaug.util.errors import SemaugError
+from semaug.util.errors import DataError
 from semaug.util.signals import SIGNALS
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-CHUNK = 16  # images that a process is given at once
-PATIENCE = 0.5  # seconds between two looks at whether all is to end
+TASK_SIZE = 16  # items that a worker receives at a time
+_POLL_SECONDS = 0.5
 
 
-def each(function: Callable[[int], Result], count: int, workers: int) -> Generator[Result, None, None]:
-    """``function(i)`` for all i below `count`, in order, made in so many processes (0: in this one)."""
-    return in_turn(function, range(count), workers, 4 * workers)
-
-
-def in_turn(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int, chunks: int, *, hear_signals: bool = True
+def ordered_map(
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    workers: int,
+    *,
+    tasks_ahead: int | None = None,
+    ignore_signals: bool = False,
 ) -> Generator[Result, None, None]:
-    """``function(item)`` for all items, in order, made in so many processes (0: in this one).
+    """Apply a function to items in worker processes, and yield the results in order.
 
-    So many `chunks` of `CHUNK` items are given out at once, and another when all of the first was asked for. Whoever
-    stops asking, by an exception or a signal, waits for the items that are in work and no further ones. A process that
-    hears a signal ends at once; one that hears none goes on until it is told, or until who asked has ended, and its
-    results should be small: it may be ended in the midst of handing one over.
+    A consumer that stops early, by closing the generator or by an exception, waits for the items in progress only.
+
+    Args:
+        function: Called with one item, in a worker.
+        items: Read lazily, `tasks_ahead` tasks of `TASK_SIZE` items ahead of the consumer.
+        workers: Number of processes; 0 computes in this process.
+        tasks_ahead: Default: four per worker.
+        ignore_signals: Whether workers ignore SIGINT and SIGTERM and run until this process has finished with them.
+            Their results should be small, as they may be killed while they return one.
+
+    Yields:
+        The result for each item.
+
+    Raises:
+        DataError: A worker was killed.
     """
     if workers < 1:
         yield from map(function, items)
         return
     context = get_context()
-    ended = context.Event()
-    pool = ProcessPoolExecutor(workers, context, _start, (function, ended, hear_signals))
-    left, given = iter(items), deque[Future[list[Result]]]()
+    stopped = context.Event()
+    pool = ProcessPoolExecutor(workers, context, _initialize, (function, stopped, ignore_signals))
+    remaining, pending = iter(items), deque[Future[list[Result]]]()
     try:
         while True:
-            while len(given) < chunks and (chunk := list(islice(left, CHUNK))):
-                given.append(pool.submit(_call, chunk))
-            if not given:
+            while len(pending) < (tasks_ahead or 4 * workers) and (task := list(islice(remaining, TASK_SIZE))):
+                pending.append(pool.submit(_run_task, task))
+            if not pending:
                 return
-            yield from given.popleft().result()
+            yield from pending.popleft().result()
     except BrokenProcessPool as error:
-        ended.set()  # for those that do not hear the signal by which the pool ends them
-        raise SemaugError(
-            "a process that reads images was ended, by a lack of memory perhaps; try --workers 1"
+        stopped.set()  # for workers that ignore the signal by which the pool ends them
+        raise DataError(
+            "a process that reads images was killed, perhaps for lack of memory; set `workers` to 1"
         ) from error
-    except BaseException:  # also GeneratorExit
-        ended.set()  # what a worker has been given cannot be taken back
+    except BaseException:  # GeneratorExit too
+        stopped.set()  # tasks that a worker has received cannot be cancelled
         raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def is_running(process: int) -> bool:
-    """Whether there is another process of this number on this machine."""
+def is_other_process(number: int) -> bool:
+    """Whether a process with this number, other than this one, runs on this machine."""
     try:
-        os.kill(process, 0)
+        os.kill(number, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True
-    return process != os.getpid()
+    return number != os.getpid()
 
 
-# ------------------------------------------------------------------------------------------------ in the processes
+# ---------------------------------------------------------------------------------------------------- in the workers
 
-_work: tuple[Callable[[Any], Any], Event]
+_state: tuple[Callable[[Any], Any], Event]
 
 
-def _start(function: Callable[[Any], Any], ended: Event, hear_signals: bool) -> None:
-    global _work
-    if not hear_signals:
+def _initialize(function: Callable[[Any], Any], stopped: Event, ignore_signals: bool) -> None:
+    global _state
+    if ignore_signals:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-    gc.freeze()  # what was there before is not looked through, which would copy it into every worker
-    _work = function, ended
-    threading.Thread(target=_end_with_parent, args=(None if hear_signals else ended,), daemon=True).start()
+    gc.freeze()  # a collection would touch, and so copy, the memory shared with the parent
+    _state = function, stopped
+    threading.Thread(target=_exit_with_parent, args=(stopped if ignore_signals else None,), daemon=True).start()
 
 
-def _end_with_parent(ended: Event | None) -> None:
-    """Workers wait for work for ever, even where nobody is left to give any; those without signals, until all ends."""
+def _exit_with_parent(stopped: Event | None) -> None:
+    """End this worker when its parent has ended or, if given, the event is set; otherwise it waits for work forever."""
     parent = parent_process()
     assert parent is not None
-    while not wait([parent.sentinel], None if ended is None else PATIENCE):
-        if ended is not None and ended.is_set():
+    while not wait([parent.sentinel], None if stopped is None else _POLL_SECONDS):
+        if stopped is not None and stopped.is_set():
             break
     os._exit(1)
 
 
-def _call(chunk: list[Any]) -> list[Any]:
-    function, ended = _work
-    return [None if ended.is_set() else function(item) for item in chunk]
+def _run_task(task: list[Any]) -> list[Any]:
+    function, stopped = _state
+    return [None if stopped.is_set() else function(item) for item in task]

@@ -1,4 +1,4 @@
-"""What a run tells: bars with rate and time left in a terminal, plain lines in a log."""
+"""Messages and progress of a run: bars with rate and time left in a terminal, plain lines in a log."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,9 +9,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+ProgressCallback = Callable[[int, int], None]
+"""Called with the number of items done and their total."""
+
 
 class Progress:
-    """Messages and progress of one run, on standard error, so that results can be piped; none if `quiet`."""
+    """Messages and progress of one run, on standard error, so that results can be piped.
+
+    Args:
+        quiet: Whether to print nothing.
+    """
 
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True, highlight=False, quiet=quiet)
@@ -19,11 +26,20 @@ class Progress:
         self._epochs_seen = 0
 
     def say(self, message: str) -> None:
+        """Print a message."""
         self.console.print(message, markup=False, soft_wrap=True)
 
     @contextmanager
-    def task(self, name: str, total: int) -> Iterator[Callable[[int, int], None]]:
-        """Progress of something that may take long; yields a function to call with what is done and the total."""
+    def task(self, name: str, total: int) -> Iterator[ProgressCallback]:
+        """Show a bar for a task that may take long, in a terminal only.
+
+        Args:
+            name: Shown in front of the bar.
+            total: Number of items.
+
+        Yields:
+            A function to call as the task proceeds.
+        """
         if self.console.quiet or not self.console.is_terminal:
             yield lambda done, total: None
             return
@@ -45,7 +61,12 @@ class Progress:
             yield advance
 
     def epoch(self, row: dict[str, Any], epochs: int) -> None:
-        """One line for an epoch's metrics, with the time that the remaining ones will take."""
+        """Print one line with an epoch's metrics and the time left.
+
+        Args:
+            row: The epoch's row of `metrics.jsonl`.
+            epochs: Number of epochs of the run.
+        """
         self._epochs_seen += 1
         per_epoch = (time.monotonic() - self._started) / self._epochs_seen
         left = duration(per_epoch * (epochs - row["epoch"]))
@@ -63,7 +84,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say it."""
+    """Format seconds for people: "2 h 5 min", "3 min 20 s", "12 s", "1.5 s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours or minutes:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first asks to stop, at a good moment where one is near; the second ends at once."""
+"""SIGINT and SIGTERM: the first signal asks for a clean stop, the second ends the process immediately."""
 
 import os
 import signal
@@ -12,7 +12,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The process was asked to end; the message says what is saved."""
+    """A signal has stopped the work.
+
+    Args:
+        number: The signal.
+        message: What is saved; the signal's name by default.
+    """
 
     def __init__(self, number: int, message: str = "") -> None:
         super().__init__(message or f"stopped by {signal.Signals(number).name}")
@@ -20,9 +25,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """Listens for the signals inside a `with`: raises :class:`Interrupted`, or, where `deferred`, only notes them.
+    """A context that turns the first signal into :class:`Interrupted`, or only notes it inside :meth:`deferred`.
 
-    An ignored signal stays ignored. Outside the main thread, where Python hears no signals, this does nothing.
+    Ignored signals stay ignored. Outside the main thread, where Python receives no signals, the context does nothing.
+    `asked` is the number of the signal received, or None.
     """
 
     def __init__(self) -> None:
@@ -35,7 +41,7 @@ class Stop:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._hear)
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -44,7 +50,7 @@ class Stop:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Inside, a signal sets `asked`; whoever is inside looks at it when it can stop."""
+        """Inside, a signal only sets `asked`; the block checks it and leaves when it can stop."""
         self._deferred = True
         try:
             yield
@@ -53,8 +59,8 @@ class Stop:
         if self.asked is not None:
             raise Interrupted(self.asked)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._owner:  # a worker forked from us; who started it will tell
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:  # a forked worker; its parent reports the signal
             os._exit(128 + number)
         for other in self._before:
             signal.signal(other, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""RandAugment and Random Erasing against torchvision's."""
+"""Image-level augmentation: RandAugment and Random Erasing against torchvision's, and the table of methods."""
 
 from typing import Any
 
@@ -7,8 +7,16 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from semaug.data import augmentation as image_level
-from semaug.data.augmentation import RAND_AUGMENT, rand_augment, random_erasing, rectangles
+from semaug.data import augmentation
+from semaug.data.augmentation import (
+    IMAGE_TRANSFORMS,
+    PLAIN,
+    RAND_AUGMENT,
+    ImageTransforms,
+    _rectangles,
+    rand_augment,
+    random_erasing,
+)
 
 THEIRS = {
     "identity": "Identity", "shear x": "ShearX", "shear y": "ShearY", "translate x": "TranslateX",
@@ -44,25 +52,25 @@ def test_each_operation_is_torchvisions(name: str, sign: int) -> None:
     if sign < 0 and not signed:
         return
     batch = images(5)
-    changed = operation(batch, sign * image_level.LEVEL)
+    changed = operation(batch, sign * augmentation.LEVEL)
     expected = torch.stack([theirs(image, name, sign) for image in batch])
     torch.testing.assert_close(changed, expected, rtol=0, atol=1)  # torchvision's levels are in fp32
     assert (changed != expected).double().mean() < 0.01
 
 
-def test_each_image_has_two_operations_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch as it would be image by image with the same draws."""
+def test_each_image_has_its_own_two_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch is changed as image by image with the same random numbers."""
     batch = images(40)
     before = batch.clone()
     draws: list[torch.Tensor] = []
     randint, rand = torch.randint, torch.rand
 
-    def noted(values: torch.Tensor) -> torch.Tensor:
+    def recorded(values: torch.Tensor) -> torch.Tensor:
         draws.append(values)
         return values
 
-    monkeypatch.setattr(torch, "randint", lambda *args, **options: noted(randint(*args, **options)))
-    monkeypatch.setattr(torch, "rand", lambda *args, **options: noted(rand(*args, **options)))
+    monkeypatch.setattr(torch, "randint", lambda *args, **options: recorded(randint(*args, **options)))
+    monkeypatch.setattr(torch, "rand", lambda *args, **options: recorded(rand(*args, **options)))
     torch.manual_seed(3)
     changed = rand_augment(batch)
     monkeypatch.undo()
@@ -72,22 +80,22 @@ def test_each_image_has_two_operations_of_its_own(monkeypatch: pytest.MonkeyPatc
         expected = image
         for drawn, sign in ((draws[0], draws[1]), (draws[2], draws[3])):
             operation, signed = list(RAND_AUGMENT.values())[int(drawn[i])]
-            expected = operation(expected, -image_level.LEVEL if signed and sign[i] <= 0.5 else image_level.LEVEL)
+            expected = operation(expected, -augmentation.LEVEL if signed and sign[i] <= 0.5 else augmentation.LEVEL)
         torch.testing.assert_close(changed[i], expected, rtol=0, atol=0)
-    assert len({int(number) for number in draws[0]}) > 8  # not one operation for all
+    assert len({int(number) for number in draws[0]}) > 8  # not the same operation for all
 
 
 def test_rectangles_are_distributed_as_torchvisions() -> None:
     torch.manual_seed(0)
     count, height, width = 6000, 32, 24
-    ours = rectangles(count, height, width).double()
+    ours = _rectangles(count, height, width).double()
     transform = v2.RandomErasing(p=0.5)
-    found = []
+    drawn_by_torchvision = []
     for _ in range(count):
         erased = torch.rand(()) < 0.5
         drawn = transform.make_params([torch.zeros(3, height, width)]) if erased else {"v": None}
-        found.append([drawn["i"], drawn["j"], drawn["h"], drawn["w"]] if drawn["v"] is not None else [0, 0, 0, 0])
-    reference = torch.tensor(found, dtype=torch.float64).T
+        drawn_by_torchvision.append([drawn[key] for key in "ijhw"] if drawn["v"] is not None else [0] * 4)
+    reference = torch.tensor(drawn_by_torchvision, dtype=torch.float64).T
     ours_erased, reference_erased = ours[2] > 0, reference[2] > 0
     assert abs(float(ours_erased.double().mean() - reference_erased.double().mean())) < 0.03
     for mine, other in zip(ours[:, ours_erased].numpy(), reference[:, reference_erased].numpy(), strict=True):
@@ -98,7 +106,7 @@ def test_rectangles_are_distributed_as_torchvisions() -> None:
 
 def test_a_rectangle_is_erased_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = torch.tensor([[3, 0], [5, 0], [4, 0], [7, 0]])  # the second image stays
-    monkeypatch.setattr(image_level, "rectangles", lambda *_: drawn)
+    monkeypatch.setattr(augmentation, "_rectangles", lambda *_: drawn)
     batch = torch.ones(2, 3, 20, 30)
     changed = random_erasing(batch)
     expected = batch.clone()
@@ -106,9 +114,9 @@ def test_a_rectangle_is_erased_and_nothing_else(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(changed, expected)
 
 
-def test_rectangles_lie_inside_and_fit_tiny_images() -> None:
+def test_rectangles_are_inside_and_fit_tiny_images() -> None:
     for height, width in ((3, 3), (2, 40), (8, 8)):
-        top, left, high, wide = rectangles(500, height, width)
+        top, left, high, wide = _rectangles(500, height, width)
         assert (top >= 0).all()
         assert (left >= 0).all()
         assert (top + high <= height).all()
@@ -116,7 +124,7 @@ def test_rectangles_lie_inside_and_fit_tiny_images() -> None:
 
 
 @pytest.mark.parametrize("change", [rand_augment, random_erasing])
-def test_some_rows_of_a_batch_become_what_they_become_in_the_whole_of_it(change: Any) -> None:
+def test_rows_of_a_batch_change_as_they_do_in_the_whole_batch(change: Any) -> None:
     batch = torch.randint(256, (24, 3, 20, 16), dtype=torch.uint8)
     batch = batch if change is rand_augment else batch.double()
     rows = torch.tensor([3, 4, 5, 20, 21])
@@ -125,5 +133,31 @@ def test_some_rows_of_a_batch_become_what_they_become_in_the_whole_of_it(change:
     after = torch.rand(1)
     torch.manual_seed(5)
     assert torch.equal(change(batch[rows], rows, 24), whole[rows])
-    assert torch.equal(torch.rand(1), after)  # and as many numbers are drawn
+    assert torch.equal(torch.rand(1), after)  # the same number of random numbers is drawn
     assert not torch.equal(whole[rows], batch[rows])
+
+
+def test_plain_transforms_change_nothing() -> None:
+    assert PLAIN.is_plain
+    assert ImageTransforms().is_plain
+    assert not any(make(3).is_plain for make in IMAGE_TRANSFORMS.values())
+
+
+@pytest.mark.parametrize("name", IMAGE_TRANSFORMS)
+def test_each_method_follows_the_calling_convention(name: str) -> None:
+    transforms = IMAGE_TRANSFORMS[name](6)
+    crops, labels = images(6, 16, 16), torch.arange(6)
+    rows = torch.arange(6)
+    changed = crops if transforms.on_crops is None else transforms.on_crops(crops, rows, 6)
+    assert changed.dtype == torch.uint8
+    normalised = changed.float() / 255 + 1  # no value is 0, as erased pixels are
+    if transforms.on_images is not None:
+        normalised = transforms.on_images(normalised, rows, 6)
+    assert normalised.shape == crops.shape
+    if transforms.on_batch is not None:
+        normalised, soft = transforms.on_batch(normalised, labels)
+        weight = soft[0, 0]  # image i is mixed with image i - 1
+        expected = torch.nn.functional.one_hot(labels, 6) * weight
+        expected += torch.nn.functional.one_hot(labels.roll(1), 6) * (1 - weight)
+        torch.testing.assert_close(soft, expected, rtol=0, atol=1e-6)
+    assert not torch.equal(normalised, crops.float() / 255 + 1)

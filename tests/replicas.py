@@ -1,7 +1,9 @@
-"""Small replicas of the data sets, in the layouts in which they are distributed, with real JPEGs."""
+"""Small replicas of the data sets, in the layouts in which they are distributed, and images that are bombs."""
 
 import io
+import struct
 import uuid
+import zlib
 from functools import cache
 from pathlib import Path
 
@@ -182,3 +184,35 @@ def table(path: Path, header: str = "path,label,split", rows: tuple[str, ...] | 
         )
     lines = [header, *rows]
     return put_lines(path, [line.replace(",", "\t") for line in lines] if path.suffix == ".tsv" else lines)
+
+
+def zeros(count: int) -> bytes:
+    """So many zeros as zlib compresses them, made quickly: equal blocks are compressed alike."""
+    block = 2**20
+    blocks, rest = divmod(count, block)
+    squeeze = zlib.compressobj(9)
+    parts = [squeeze.compress(bytes(block)) + squeeze.flush(zlib.Z_FULL_FLUSH) for _ in range(2)]
+    end = squeeze.compress(bytes(rest)) + squeeze.flush()
+    checksum = (count % 65521) << 16 | 1
+    return parts[0] + parts[1] * (blocks - 1) + end[:-4] + struct.pack(">I", checksum)
+
+
+def _png_chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+@cache
+def png_bomb(side: int) -> bytes:
+    """A PNG file of side × side black pixels, some thousand of them to a byte."""
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zeros(side * (1 + -(-side // 8)))), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(*chunk) for chunk in chunks)
+
+
+def tiff_with_large_tiles(side: int) -> bytes:
+    """A TIFF image of 16 × 16 pixels in a tile of side × side."""
+    body = zeros(side * side)
+    tags = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side, 324: 8, 325: len(body)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    directory = struct.pack("<H", len(tags)) + entries + struct.pack("<I", 0)
+    return b"II*\0" + struct.pack("<I", 8 + len(body)) + body + directory

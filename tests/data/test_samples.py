@@ -1,0 +1,251 @@
+"""Odd images are read, and hostile ones refused."""
+
+import io
+import os
+import resource
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from replicas import png_bomb, put, tiff_with_large_tiles
+from semaug.data import samples as samples_module
+from semaug.data.check import check_data
+from semaug.data.images import Preprocessing, decoded
+from semaug.data.readers import read_data
+from semaug.data.samples import load_image
+from semaug.util.errors import DataError
+from semaug.util.processes import ordered_map
+
+# ---------------------------------------------------------------------------------------------------- readable ones
+
+
+def saved(path: Path, image: Image.Image, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+    return path
+
+
+def ramp(kind: str) -> np.ndarray:
+    """Grey from black to white, from left to right."""
+    across = np.tile(np.linspace(0, 1, 64), (16, 1))
+    if kind == "float32":
+        return across.astype(kind)
+    return (across * {"uint8": 255, "uint16": 65535, "int32": 65535}[kind]).astype(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"), [("uint16", "png"), ("uint16", "tif"), ("int32", "tif"), ("float32", "tif")]
+)
+def test_deep_grey_keeps_its_shades(tmp_path: Path, kind: str, suffix: str) -> None:
+    deep = load_image(saved(tmp_path / f"deep.{suffix}", Image.fromarray(ramp(kind))))
+    shades = np.asarray(deep, dtype=int)
+    assert deep.mode == "RGB"
+    assert np.abs(shades - ramp("uint8")[..., None]).max() <= 2
+
+
+def test_cmyk_has_the_colours_that_were_put_in(tmp_path: Path) -> None:
+    image = Image.new("RGB", (16, 16), (200, 40, 30)).convert("CMYK")
+    for name in ("a.jpg", "a.tif"):
+        colour = load_image(saved(tmp_path / name, image)).getpixel((8, 8))
+        assert np.abs(np.subtract(colour, (200, 40, 30))).max() < 12
+
+
+def transparent(mode: str) -> tuple[Image.Image, dict[str, Any]]:
+    """Red on the left; on the right fully transparent, with another colour below."""
+    if mode == "P":
+        image = Image.new("P", (16, 8), 0)
+        image.putpalette([255, 0, 0, 10, 20, 30])
+        image.paste(1, (8, 0, 16, 8))
+        return image, {"transparency": bytes([255, 0])}
+    image = Image.new("RGBA", (16, 8), (255, 0, 0, 255))
+    image.paste((10, 20, 30, 0), (8, 0, 16, 8))
+    return image, {}
+
+
+@pytest.mark.parametrize(("mode", "suffix"), [("P", "png"), ("P", "gif"), ("RGBA", "png"), ("RGBA", "webp")])
+@pytest.mark.filterwarnings("error")
+def test_transparent_pixels_become_white(tmp_path: Path, mode: str, suffix: str) -> None:
+    image, options = transparent(mode)
+    if suffix == "gif":
+        options = {"transparency": 1}
+    if suffix == "webp":
+        options = {"lossless": True}
+    loaded = load_image(saved(tmp_path / f"a.{suffix}", image, **options))
+    assert loaded.getpixel((2, 4)) == (255, 0, 0)
+    assert loaded.getpixel((13, 4)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("suffix", ["gif", "webp", "png", "tif"])
+def test_the_first_frame_of_an_animation_is_used(tmp_path: Path, suffix: str) -> None:
+    frames = [Image.new("RGB", (12, 12), colour) for colour in ("red", "lime", "blue")]
+    path = saved(tmp_path / f"a.{suffix}", frames[0], save_all=True, append_images=frames[1:])
+    red, green, blue = load_image(path).getpixel((6, 6))  # type: ignore[misc]
+    assert red > 240
+    assert max(green, blue) < 15
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_are_turned_upright(tmp_path: Path, orientation: int) -> None:
+    upright = Image.new("RGB", (40, 20), "black")
+    upright.paste("white", (0, 0, 10, 10))
+    undo = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_90, 7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_270,
+    }  # fmt: skip
+    turned = upright.transpose(undo[orientation]) if orientation in undo else upright
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    righted = load_image(saved(tmp_path / "a.jpg", turned, exif=exif, quality=95))
+    assert righted.size == (40, 20)
+    assert min(righted.getpixel((4, 4))) > 240  # type: ignore[arg-type, type-var]
+    assert max(righted.getpixel((35, 15))) < 15  # type: ignore[arg-type, type-var]
+
+
+def test_damaged_exif_data_are_ignored(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.jpg", Image.new("RGB", (10, 10)), exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\xff" * 40)
+    assert load_image(path).size == (10, 10)
+
+
+@pytest.mark.parametrize("shape", ["squash", "aspect"])
+@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (5000, 2)])
+def test_tiny_and_thin_images_are_used(tmp_path: Path, shape: Any, size: tuple[int, int]) -> None:
+    image = load_image(saved(tmp_path / "a.png", Image.new("RGB", size, (9, 8, 7))))
+    pixels = Preprocessing(20, 16, shape).pixels(image)
+    assert pixels.shape == (20, 20, 3)
+    assert (pixels == (9, 8, 7)).all()
+
+
+def test_the_format_is_recognised_by_the_content(tmp_path: Path) -> None:
+    for kind in ("PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM"):
+        path = saved(tmp_path / f"{kind}.jpg", Image.new("RGB", (9, 7), "red"), format=kind)
+        assert load_image(path).size == (9, 7)
+
+
+@pytest.mark.parametrize(
+    "name", ["a b.png", "two\nlines.png", "bird \u00fc\u9ce5\U0001f426.png", "'quo\"te.png", "-x.png"]
+)
+def test_files_and_classes_may_have_any_name(tmp_path: Path, name: str) -> None:
+    for folder in ("one", name[:-4]):
+        saved(tmp_path / "set" / folder / name, Image.new("RGB", (8, 8), "red"))
+    data = read_data(str(tmp_path / "set"))
+    assert {data.splits["train"].name(i) for i in range(2)} == {f"one/{name}", f"{name[:-4]}/{name}"}
+    assert decoded(data.splits["train"], Preprocessing(8, 8), tmp_path / "cache").shape == (2, 8, 8, 3)
+    broken = tmp_path / "set" / "one" / name
+    broken.write_bytes(b"")
+    (item,) = check_data(data).unreadable
+    assert item.image.name == f"one/{name}"
+    with pytest.raises(DataError) as caught:
+        load_image(broken)
+    assert "\n" not in str(caught.value)
+
+
+# ----------------------------------------------------------------------------------------------------- hostile ones
+
+
+def jpeg_header(side: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(file, "JPEG")
+    content = bytearray(file.getvalue())
+    start = content.index(b"\xff\xc0") + 5
+    content[start : start + 4] = struct.pack(">HH", side, side)
+    return bytes(content)
+
+
+BOMBS = {
+    "20000.png": lambda: png_bomb(20_000),
+    "gigapixels.png": lambda: png_bomb(60_000),
+    "wide.ppm": lambda: b"P6 100000 100000 255 x",
+    "wide.bmp": lambda: (
+        b"BM" + struct.pack("<IHHIIiiHHIIiiII", 60, 0, 0, 54, 40, 50_000, 50_000, 1, 24, 0, 0, 0, 0, 0, 0)
+    ),
+    "wide.gif": lambda: b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b",\0\0\0\0\xff\xff\xff\xff\0\x08\0",
+    "wide.jpg": lambda: jpeg_header(65_500),
+    "tiles.tif": lambda: tiff_with_large_tiles(16_000),
+    "wide.webp": lambda: (
+        b"RIFF" + struct.pack("<I", 22) + b"WEBPVP8X" + struct.pack("<I", 10) + b"\0\0\0\0" + b"\xff\x3f\0\xff\x3f\0"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def bombs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bombs")
+    for name, content in BOMBS.items():
+        put(folder / name, content())
+        assert (folder / name).stat().st_size < 1_000_000
+    saved(folder / "sound.png", Image.new("RGB", (8, 8)))
+    return folder
+
+
+def refusal_and_growth(path: Path) -> tuple[str, int]:
+    """The message with which an image is refused, and by how many KiB the process has grown at most."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        load_image(path)
+    except DataError as error:
+        return str(error), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return "", 0
+
+
+def test_bombs_are_refused_before_memory_is_taken(bombs: Path) -> None:
+    paths = [bombs / "sound.png", *(bombs / name for name in BOMBS)]
+    # in a forked process, whose peak begins at what it has now
+    (sound, _), *results = ordered_map(refusal_and_growth, paths, 1)
+    assert sound == ""
+    for path, (message, grown) in zip(paths[1:], results, strict=True):
+        assert message.startswith("cannot read the image"), path.name
+        assert "it has more than 178956970 pixels" in message, (path.name, message)
+        assert grown < 30_000, path.name  # the smallest of these images would take 256 MB
+
+
+def test_the_limit_holds_if_a_program_has_lifted_that_of_pillow(bombs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    with pytest.raises(DataError, match="more than 178956970 pixels"):
+        load_image(bombs / "20000.png")
+
+
+def test_an_image_below_the_limit_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put(tmp_path / "large.png", png_bomb(1600))
+    assert load_image(path).size == (1600, 1600)
+    monkeypatch.setattr(samples_module, "MAX_PIXELS", 1600 * 1600 - 1)
+    with pytest.raises(DataError, match="more than 2559999 pixels"):
+        load_image(path)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(%s) (w) file closefile\nshowpage\n%%%%EOF\n"
+
+
+def test_postscript_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ghostscript = put(tmp_path / "bin" / "gs", f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ghostscript.parent}:{os.environ['PATH']}")
+    path = put(tmp_path / "photo.jpg", EPS)
+    with pytest.raises(DataError, match="not an image of a known format"):
+        load_image(path)
+    assert not (tmp_path / "started").exists()
+    with Image.open(path) as image, pytest.raises(OSError):  # noqa: PT011
+        image.load()
+    assert (tmp_path / "started").exists()  # Pillow by default runs it
+
+
+def test_other_files_are_refused_with_a_reason(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    sound = saved(
+        tmp_path / "sound.jpg", Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), "uint8"))
+    )
+    for name, content, reason in (
+        ("cut.jpg", sound.read_bytes()[:-900], "truncated"),
+        ("empty.jpg", b"", "the file is empty"),
+        ("text.jpg", b"hello", "not an image"),
+        ("page.png", b"<html></html>", "not an image"),
+    ):
+        with pytest.raises(DataError, match=rf"^cannot read the image .*{name}: .*{reason}"):
+            load_image(put(tmp_path / name, content))
+    for name, reason in (("pipe.jpg", "not a file"), ("none.jpg", "no such file"), (".", "not a file")):
+        with pytest.raises(DataError, match=reason):
+            load_image(tmp_path / name)

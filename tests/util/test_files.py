@@ -1,0 +1,64 @@
+"""Atomic writes and size-limited JSON reads."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from semaug.util import files
+from semaug.util.errors import FileError
+from semaug.util.files import leftovers, read_json, write_atomically, write_json
+
+
+def test_content_is_written_and_the_old_file_can_be_kept(tmp_path: Path) -> None:
+    path, kept = tmp_path / "new" / "file", tmp_path / "new" / "kept"
+    write_atomically(path, b"one", memoryview(b"two"), keep=kept)
+    assert (path.read_bytes(), kept.exists()) == (b"onetwo", False)
+    write_atomically(path, b"three", keep=kept)
+    assert (path.read_bytes(), kept.read_bytes()) == (b"three", b"onetwo")
+    assert sorted(os.listdir(path.parent)) == ["file", "kept"]
+
+
+def test_a_failed_write_leaves_the_old_content_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FileError, match=r"^cannot write .*file: No space left on device$"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_only_the_files_of_killed_writers_are_leftovers(tmp_path: Path) -> None:
+    gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    for name in (f".a.json.{gone}.part", f".b.json.{os.getppid()}.part", ".c.json.part", f"d.{gone}.part"):
+        (tmp_path / name).touch()
+    assert [file.name for file in leftovers(tmp_path)] == [f".a.json.{gone}.part"]
+
+
+def test_json_is_read_back_or_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"λ": [1, None]})
+    assert read_json(path) == {"λ": [1, None]}
+    for content, reason in (
+        (b"{", "cannot read"),
+        (b"\xff", "cannot read"),
+        (b"[" * 200_000, "nested too deeply"),
+        (None, "there is no file"),
+    ):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(FileError, match=reason):
+            read_json(path)
+    write_json(path, list(range(50)))
+    monkeypatch.setattr(files, "MAX_JSON_BYTES", 50)
+    with pytest.raises(FileError, match="more than 50 bytes"):
+        read_json(path)
