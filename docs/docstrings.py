@@ -26,7 +26,9 @@ class Docstrings(Extension):
         """Rewrite one docstring."""
         if obj.docstring is not None:
             obj.docstring.value = _markdown(obj.docstring.value)
-            if isinstance(obj, Function) and obj.returns is not None:  # Griffe takes the words before a colon for a type
+            if (
+                isinstance(obj, Function) and obj.returns is not None
+            ):  # Griffe takes the words before a colon for a type
                 obj.docstring.value = _RETURNS.sub(rf"\1{obj.returns}: ", obj.docstring.value)
 
     def on_attribute_instance(self, *, attr: Attribute, **_: Any) -> None:
