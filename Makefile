@@ -1,4 +1,4 @@
-# Everything starts from nothing but Python 3.11 or newer and make: the first target that needs it creates .venv.
+# Needs Python 3.11 or newer and make. The first target that needs .venv creates it.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -11,19 +11,19 @@ demo: $(READY)
 test: $(READY) chromium
 	$(BIN)/python -m pytest -n auto --cov=semaug --cov-report=term:skip-covered
 
-# Kills training on the embedded birds 50 times, resumes it each time, and compares what comes out bit for bit; then
-# measures how long it takes to end when asked to.
+# Kills training on the embedded birds 50 times, resumes it each time, and compares the results bit for bit; then
+# measures how long training takes to stop after a signal.
 soak: $(READY)
 	$(BIN)/python tests/soak.py 50
 
-# Takes 50 000 images of 2 000 classes through the command line, and 2 000 half steps, and measures their memory.
+# Measures the memory of the command line on 50 000 images of 2 000 classes, and of 2 000 half steps.
 load: $(READY)
 	$(BIN)/python tests/load.py
 
-# Some tests look at the report in a real browser; without one they are skipped.
+# Some tests open the report in a real browser; without one they are skipped.
 chromium:
 	@command -v chromium >/dev/null || { \
-	  echo "chromium is missing: trying to install it for the tests of the report"; \
+	  echo "chromium is missing: trying to install it for the browser tests"; \
 	  { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } >/dev/null 2>&1 \
 	  || echo "chromium could not be installed: the browser tests will be skipped"; }
 
@@ -32,7 +32,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The documentation as a site of its own in site/, built and read without a network.
+# Builds the documentation as a site in site/. Neither building nor reading it needs a network.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
@@ -42,12 +42,12 @@ bench: $(READY)
 theorem: $(READY)
 	$(BIN)/python -m semaug.studies.theorem theorem.png
 
-# A wheel and an sdist in dist/; the wheel is made from the sdist.
+# Builds a wheel and an sdist in dist/; the wheel is built from the sdist.
 dist: $(READY)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist
 
-# Installs both into a new environment, one after the other, and runs them there; for another Python than that of .venv:
+# Installs both into a new environment, one after the other, and runs them there. With another Python:
 # make dist-check PYTHON=python3.13
 dist-check: dist
 	$(PYTHON) -m venv dist/venv

@@ -1,4 +1,4 @@
-"""A hook of the documentation: formulas become MathML when the site is built, so that pages need no script for them."""
+"""MkDocs hook that converts formulas to MathML when the site is built, so that pages need no script."""
 
 import html
 import re
@@ -10,11 +10,11 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Replace every formula of a page."""
+    """Convert every formula of a page."""
     return _FORMULA.sub(_mathml, content)
 
 
-def _mathml(found: re.Match[str]) -> str:
-    element, bracket, formula = found.groups()
+def _mathml(match: re.Match[str]) -> str:
+    element, bracket, formula = match.groups()
     display = "block" if bracket == "[" else "inline"
     return f'<{element} class="formula">{convert(html.unescape(formula), display=display)}</{element}>'

@@ -1,7 +1,8 @@
-"""The tables and the chart of docs/learning-the-covariance.md, from the runs in docs/results/cub-224px-runs.csv.
+"""Computes the tables and the chart of docs/learning-the-covariance.md from docs/results/cub-224px-runs.csv.
 
-`python docs/study.py` prints the tables and draws docs/results/strengths.png. Where a cell was run in two comparisons,
-the second one, which has all seeds, counts.
+`python docs/study.py` prints the tables and draws docs/results/strengths.png; `--no-chart` prints only. If a cell was
+run in two comparisons, the second one is used, since it has all seeds. Some methods in the file have options that were
+removed later; they can be run at commit 8a1c3f27df2149418847dd90b57243d2296e91b0.
 """
 
 import csv
@@ -47,13 +48,13 @@ NETWORKS = {"ResNet-50": "torchvision/resnet50", "MobileNetV2": "torchvision/mob
 
 
 def read() -> dict[Cell, Seeds]:
-    """Accuracy of each seed of each cell."""
-    found: dict[Cell, dict[str, Seeds]] = defaultdict(lambda: defaultdict(dict))
+    """Read the accuracy of each seed of each cell."""
+    runs: dict[Cell, dict[str, Seeds]] = defaultdict(lambda: defaultdict(dict))
     with open(HERE / "cub-224px-runs.csv", newline="") as file:
         for row in csv.DictReader(file):
             cell = row["network"], int(row["epochs"]), row["method"], row["strength"]
-            found[cell][row["comparison"]][int(row["seed"])] = float(row["top1"])
-    return {cell: comparisons[max(comparisons)] for cell, comparisons in found.items()}
+            runs[cell][row["comparison"]][int(row["seed"])] = float(row["top1"])
+    return {cell: comparisons[max(comparisons)] for cell, comparisons in runs.items()}
 
 
 def shown(seeds: Seeds | None) -> str:
@@ -128,7 +129,7 @@ def mobilenet(cells: dict[Cell, Seeds]) -> list[str]:
 
 
 def draw(cells: dict[Cell, Seeds], file: Path) -> None:
-    """Accuracy against the strength, with the spread over seeds."""
+    """Draw accuracy against strength, with the spread over seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.8), layout="constrained")
@@ -158,7 +159,7 @@ def draw(cells: dict[Cell, Seeds], file: Path) -> None:
 
 
 def main() -> None:
-    """Print the tables, and draw the chart unless told not to."""
+    """Print the tables, and draw the chart unless `--no-chart` is set."""
     cells = read()
     for table in (learned_at_10, strengths, learned_at_40, mobilenet):
         print(*table(cells), "", sep="\n")

@@ -1,7 +1,10 @@
-"""The documentation: its site is built as `make docs` does, and what it tells people to type exists."""
+"""The documentation: the site builds, and the commands, names, files and tables on the pages are right."""
 
 import ast
+import importlib
+import inspect
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -11,20 +14,29 @@ import pytest
 
 import semaug
 from semaug.cli.main import main
+from semaug.training.methods import METHODS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
+STUDY = ROOT / "docs" / "learning-the-covariance.md"
+REMOVED_OPTIONS = {"--source", "--rank", "--meta-objective", "--meta-images"}  # the study's page keeps its old commands
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built once for all tests; `--strict` turns every warning into an error."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True)
     return folder
 
 
-def test_the_site_needs_nothing_from_elsewhere(site: Path) -> None:
+@pytest.fixture(scope="module")
+def reference(site: Path) -> str:
+    return (site / "reference.html").read_text(encoding="utf-8")
+
+
+def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 10
     for page in pages:
@@ -33,73 +45,129 @@ def test_the_site_needs_nothing_from_elsewhere(site: Path) -> None:
             assert address is None or not re.match(r"https?:|//", address[1]), element
 
 
-def test_formulas_are_mathml_and_names_have_their_docstrings(site: Path) -> None:
+def test_formulas_become_mathml(site: Path) -> None:
     method = (site / "method.html").read_text(encoding="utf-8")
     assert method.count("<math") > 10
     assert "arithmatex" not in method
-    reference = (site / "reference.html").read_text(encoding="utf-8")
+
+
+def test_docstrings_become_markdown(reference: str) -> None:
+    text = re.sub(r"<pre.*?</pre>", "", reference, flags=re.DOTALL)  # without code
+    assert not re.search(r":(class|func|meth|mod|data):", text)
+    assert "&gt;&gt;&gt;" not in text
+    assert "``" not in text
+    assert not re.search(r"<p>\s*(Args|Returns|Raises|Examples?):", text)  # a section that was not recognised
+
+
+def test_reference_lists_every_public_name_with_its_arguments(reference: str) -> None:
     for name in semaug.__all__:
-        assert f'id="semaug.{name}"' in reference, name
-    told = re.sub(r"<pre.*?</pre>", "", reference, flags=re.DOTALL)  # without the source code
-    assert ":meth:" not in told
-    assert "&gt;&gt;&gt;" not in told
-    assert "``" not in told
+        entry = reference.split(f'<h3 id="semaug.{name}"')[1].split('<h3 id="')[0]
+        parameters = inspect.signature(getattr(semaug, name)).parameters.values()
+        arguments = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if arguments:
+            table = entry.split("Parameters:")[1].split("</table>")[0]
+            documented = re.findall(r"<tr[^>]*>\s*<td>\s*<code>(\w+)</code>", table)
+            assert documented == (arguments if name != "JointAugmentation" else ["model"]), name
 
 
-def code(page: Path) -> list[str]:
+def test_reference_lists_every_method() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (`[^|]*`) \| (.*) \|$", page, re.MULTILINE))
+    assert [name for cell in rows for name in re.findall(r"`([^`]+)`", cell) if not name.startswith("--")] == [*METHODS]
+    for name, method in METHODS.items():
+        if method.composite is None:
+            assert rows[f"`{name}`"] == method.summary
+
+
+def python_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def test_code_on_the_pages_can_be_read_and_its_names_exist() -> None:
-    found = [block for page in PAGES for block in code(page)]
-    assert len(found) >= 5
-    for block in found:
+def test_python_code_parses_and_its_names_exist() -> None:
+    blocks = [block for page in PAGES for block in python_blocks(page)]
+    assert len(blocks) >= 5
+    for block in blocks:
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "semaug":
                 assert hasattr(semaug, node.attr), node.attr
+            if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "semaug":
+                module = importlib.import_module(str(node.module))
+                assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
 
 
 def commands(page: Path) -> list[list[str]]:
+    """The words of every `semaug` command in an indented block, without the first."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [line.strip() for line in text.splitlines() if line.startswith("    ") or line.startswith("\t")]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith("semaug ")]
+    lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    words = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("semaug ")]
+    return [command for command in words if command]
 
 
-def options(words: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]:
-    """The options that a command's help names."""
-    command = words[:1] if words[0] != "data" else words[:2]
-    with pytest.raises(SystemExit):
-        main([*command, "--help"])
-    return set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
-
-
-def test_commands_on_the_pages_exist(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def options(capsys: pytest.CaptureFixture[str]) -> "dict[str, set[str]]":
+    """The options in the help of every command that a page uses."""
     known: dict[str, set[str]] = {}
-    found = [(page, words[1:]) for page in PAGES for words in commands(page)]
-    assert len(found) > 30
-    for page, words in found:
-        if len(words) < 1:
-            continue
-        name = " ".join(words[: 2 if words[0] == "data" else 1])
+    for command in [["train"], *(command for page in PAGES for command in commands(page))]:
+        name = command_name(command)
         if name not in known:
-            known[name] = options(words, capsys)
-        for word in words:
-            inner = shlex.split(word) if " " in word else [word]
-            for option in (part for part in inner if part.startswith("--")):
-                own = known.setdefault("train", options(["train"], capsys)) if inner != [word] else known[name]
-                assert option in own, f"{page.name}: semaug {name} has no {option}"
+            with pytest.raises(SystemExit):
+                main([*name.split(), "--help"])
+            known[name] = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
+    return known
 
 
-def test_the_tables_of_the_study_are_those_of_its_runs() -> None:
-    found = subprocess.run(
-        [sys.executable, ROOT / "docs" / "study.py", "--no-chart"], check=True, stdout=subprocess.PIPE
-    )
-    page = (ROOT / "docs" / "learning-the-covariance.md").read_text(encoding="utf-8")
-    told = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
-    rows = [line for line in found.stdout.decode().splitlines() if line.startswith("| ")]
+def command_name(command: list[str]) -> str:
+    return " ".join(command[: 2 if command[0] == "data" else 1])
+
+
+def test_commands_and_their_options_exist(options: dict[str, set[str]]) -> None:
+    assert not REMOVED_OPTIONS & options["train"]
+    used = [(page, command) for page in PAGES for command in commands(page)]
+    assert len(used) > 30
+    for page, command in used:
+        allowed = REMOVED_OPTIONS if page == STUDY else set()
+        for word in command:
+            quoted = " " in word  # a method of `compare` with training options of its own
+            known = options["train" if quoted else command_name(command)] | allowed
+            for option in (part for part in shlex.split(word) if part.startswith("--")):
+                assert option in known, f"{page.name}: semaug {command_name(command)} has no {option}"
+
+
+def test_the_study_names_the_commit_of_its_commands() -> None:
+    page = STUDY.read_text(encoding="utf-8")
+    assert re.search(r"They need\s+commit [0-9a-f]{40}", page)
+
+
+def test_files_and_tests_on_the_pages_exist() -> None:
+    tests = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    functions = set(re.findall(r"^(?:async )?def (test_\w+)", tests, re.MULTILINE))
+    places = [ROOT / place for place in ("", "src", "src/semaug", "tests", "docs", "benchmarks")]
+    missing = []
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]:
+        for name in re.findall(r"`([\w./-]+)`", page.read_text(encoding="utf-8")):
+            if re.fullmatch(r"test_\w{20,}", name):
+                known = name in functions
+            elif re.fullmatch(r"[\w./-]+\.py|\w+/[\w./-]+\.md", name) and "NAME" not in name:
+                known = any((place / name).is_file() for place in places)
+            else:
+                continue
+            missing += [] if known else [f"{page.name}: {name}"]
+    assert not missing
+
+
+def test_tables_of_the_study_are_computed_from_its_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["study.py", "--no-chart"])
+    runpy.run_path(str(ROOT / "docs" / "study.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    page = STUDY.read_text(encoding="utf-8")
+    on_page = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    rows = [line for line in printed.splitlines() if line.startswith("| ")]
     assert len(rows) > 25
     for row in rows:
         title, *figures = (cell.strip() for cell in row.strip("|").split("|"))
-        lines = [line[1:] for line in told if line[0] == title]
-        kept = [[cell for cell in line if cell in figures and cell] for line in lines]  # the page may tell more
-        assert [figure for figure in figures if figure] in kept, row
+        same_title = [line[1:] for line in on_page if line[0] == title]
+        # the page may have further columns
+        shown = [[cell for cell in line if cell in figures and cell] for line in same_title]
+        assert [figure for figure in figures if figure] in shown, row
