@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="birds")
     parser.add_argument("--model", default="small")
-    parser.add_argument("--method", default="basic", choices=methods.METHODS)
+    parser.add_argument("--method", default="basic", choices=list(methods.METHODS))
     parser.add_argument("--resize", type=int, default=96)
     parser.add_argument("--crop", type=int, default=88)
     parser.add_argument("--half", type=int, default=64)

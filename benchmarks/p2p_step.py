@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
+from semaug.inference.classifier import as_composite
 from semaug.meta.learner import LearnableAugmentation
 from semaug.network.models import build_model
 from semaug.studies.bench import median_and_spread
 from semaug.training import methods
 
-CASES: dict[str, tuple[methods.Method, dict[str, Any]]] = {
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "P2P-Net": ("p2p", {}),
     "P2P-Net + ISDA": ("p2p+isda", {}),
     "P2P-Net + learnable, interval 10": ("p2p+learnable", {}),
@@ -31,11 +32,9 @@ CASES: dict[str, tuple[methods.Method, dict[str, Any]]] = {
 STEPS = 5
 
 
-def learner(
-    args: argparse.Namespace, device: str, method: methods.Method, options: dict[str, Any]
-) -> LearnableAugmentation:
+def learner(args: argparse.Namespace, device: str, method: str, options: dict[str, Any]) -> LearnableAugmentation:
     torch.manual_seed(0)
-    model = methods.dressed(method, build_model(args.model, args.classes, args.pixels), args.classes)
+    model = as_composite("p2p", build_model(args.model, args.classes, args.pixels), args.classes)
     model = model.to(device, memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(methods.parameter_groups(model, 0.002), momentum=0.9, weight_decay=5e-4)
     settings = methods.Augmentation(**options)

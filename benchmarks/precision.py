@@ -23,28 +23,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import semaug
-from semaug.meta import gradient as metagrad
-from semaug.meta.gradient import TrainProblem
+from semaug.isda.precision import widened
+from semaug.meta.double_backward import double_backward
+from semaug.meta.jvp import jvp
+from semaug.meta.losses import train_loss
+from semaug.meta.problem import TrainProblem
 from semaug.network.models import build_model, load_weights
 from semaug.network.network import Network
 
 Found = dict[str, Tensor]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-class HalfStep(semaug.LearnableAugmentation):
-    """A learner that looks at its meta-gradient instead of following it."""
-
-    look: Callable[[TrainProblem, dict[str, Tensor]], None]
-
-    def _update_source(self, parts, parameters, direction, meta_loss, *, strength, detach):  # type: ignore[no-untyped-def]
-        (part,) = parts
-        features = part.features.detach()
-        features = features if features.dtype == torch.float64 else features.float()
-        loss = self._train_loss(part.labels, features, strength)
-        problem = TrainProblem(self.network, part.tape, dict(parameters), features, loss, self.autocast)
-        self.look(problem, dict(direction))
-        return {}
 
 
 def vector(tensors: list[Tensor]) -> Tensor:
@@ -101,7 +89,7 @@ class Experiment:
                     parameter.data = parameter.data.bfloat16().float()
         model = model.to(DEVICE, dtype, memory_format=torch.channels_last)
         covnet = copy.deepcopy(self.covnet).to(DEVICE, dtype)
-        learner = HalfStep(
+        learner = semaug.LearnableAugmentation(
             model,
             torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.9),
             covnet,
@@ -109,13 +97,18 @@ class Experiment:
             frozen_blocks=self.args.frozen_blocks,
             autocast=autocast,
         )
-        parameters = list(covnet.parameters())
-        learner.look = lambda problem, direction: look(problem, direction, parameters)
         images = self.images.to(DEVICE, dtype, memory_format=torch.channels_last)
         labels, half = self.labels.to(DEVICE), self.args.half
         learner.network.prepare(images)
-        parts, meta = learner._parts(images[:half], labels[:half]), learner._parts(images[half:], labels[half:])
-        learner.meta_update(parts, learner.pseudo_update(parts), meta)
+        batch, meta_batch = learner.executor.cut(images[: 2 * half], labels[: 2 * half])
+        point, pseudo = learner.algorithm.pseudo_update(batch)
+        meta_loss = learner.executor.meta_loss_at(point, meta_batch)
+        direction = {name: pseudo.sensitivity[name] * value for name, value in meta_loss.gradient.items()}
+        (part,) = batch
+        features = widened(part.features.detach())
+        loss = train_loss(covnet, part.labels, pseudo.strength, features, 0.0)
+        problem = TrainProblem(learner.network, part.tape, pseudo.parameters, features, loss, autocast)
+        look(problem, direction, list(covnet.parameters()))
 
     def without_head(self, direction: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -127,8 +120,8 @@ class Experiment:
         dtype = problem.features.dtype
         cast = {name: value.to(dtype) for name, value in direction.items()}
         return {
-            "all": vector(metagrad.jvp(problem, cast, parameters)),
-            "backbone": vector(metagrad.jvp(problem, self.without_head(cast), parameters)),
+            "all": vector(jvp(problem, cast, parameters)),
+            "backbone": vector(jvp(problem, self.without_head(cast), parameters)),
         }
 
 
@@ -208,8 +201,8 @@ def main() -> None:
         show("bf16", experiment.both(problem, direction, parameters))
         without = {name: value.float() for name, value in experiment.without_head(direction).items()}
         twice = {
-            "all": vector(metagrad.double_backward(problem, direction, parameters)),
-            "backbone": vector(metagrad.double_backward(problem, without, parameters)),
+            "all": vector(double_backward(problem, direction, parameters)),
+            "backbone": vector(double_backward(problem, without, parameters)),
         }
         show("bf16, by double backward", twice)
         features = problem.features

@@ -24,7 +24,9 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import semaug
-import semaug.meta.learner
+import semaug.meta.executor
+from semaug.meta.algorithm import Algorithm1
+from semaug.meta.executor import Executor
 from semaug.network.network import Network
 
 KINDS = {  # in this order: the first that fits a kernel's name
@@ -144,11 +146,11 @@ def main() -> None:
     phases = Phases()
     phases.around(Network, "forward", "forward on X")
     phases.around(Network, "forward_at", "meta forward")
-    phases.around(semaug.LearnableAugmentation, "pseudo_update", "pseudo backward")
-    phases.around(semaug.LearnableAugmentation, "meta_update", "meta backward")
-    phases.around(semaug.LearnableAugmentation, "_late_meta_update", "meta backward")
-    phases.around(semaug.LearnableAugmentation, "real_update", "real backward and step")
-    phases.around(semaug.meta.learner, "meta_gradient", "tangent pass and head")
+    phases.around(Algorithm1, "pseudo_update", "pseudo backward")
+    phases.around(Executor, "meta_loss_at", "meta backward")
+    phases.around(Executor, "meta_loss", "meta backward")
+    phases.around(Algorithm1, "real_update", "real backward and step")
+    phases.around(semaug.meta.executor, "meta_gradient", "tangent pass and head")
     for order in args.orders:
         torch.manual_seed(0)
         options = {"img_size": args.pixels} if args.model.startswith(("vit", "swin")) else {}

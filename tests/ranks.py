@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import semaug
-from semaug.inference.runs import as_composite
+from semaug.inference.classifier import as_composite
 from semaug.network.models import build_model
 from semaug.network.network import Network
 from semaug.training.methods import Augmentation, make_learner, parameter_groups

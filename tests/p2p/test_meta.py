@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import semaug
+from semaug.inference.classifier import as_composite
 from semaug.network.models import build_model
-from semaug.training.methods import Augmentation, Method, dressed, make_learner
+from semaug.training.methods import METHODS, Augmentation, make_learner
 
 CLASSES = 5
 
@@ -19,7 +20,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return images, torch.randint(CLASSES, (8,), generator=generator)
 
 
-def learner(method: Method, model: torch.nn.Module, **settings: object) -> semaug.LearnableAugmentation:
+def learner(method: str, model: torch.nn.Module, **settings: object) -> semaug.LearnableAugmentation:
     groups = model.parameter_groups(0.002)
     optimizer = torch.optim.SGD(groups, momentum=0.9, weight_decay=5e-4)
     one = make_learner(method, Augmentation(**settings), model, optimizer)
@@ -32,7 +33,7 @@ def learner(method: Method, model: torch.nn.Module, **settings: object) -> semau
 def test_the_meta_gradient_of_the_whole_loss_is_exact(backbone: str, order: str) -> None:
     """Forward mode against double backward, in fp64, after steps that have moved everything."""
     torch.manual_seed(0)
-    model = dressed("p2p+learnable", build_model(backbone, CLASSES, 64), CLASSES).double()
+    model = as_composite("p2p", build_model(backbone, CLASSES, 64), CLASSES).double()
     moved = []
     for engine in ("jvp", "double_backward"):
         torch.manual_seed(1)
@@ -50,11 +51,11 @@ def test_the_meta_gradient_of_the_whole_loss_is_exact(backbone: str, order: str)
 
 
 @pytest.mark.parametrize("method", ["p2p", "p2p+isda", "p2p+learnable"])
-def test_the_settings_of_the_paper_are_the_defaults(method: Method) -> None:
+def test_the_settings_of_the_paper_are_the_defaults(method: str) -> None:
     torch.manual_seed(0)
-    model = dressed(method, build_model("torchvision/resnet18", CLASSES, 64), CLASSES).double()
+    model = as_composite(METHODS[method].composite, build_model("torchvision/resnet18", CLASSES, 64), CLASSES).double()
     one = learner(method, model)
-    assert one.interval == 10
+    assert one.algorithm.interval == 10
     assert one.max_strength == (0.0 if method == "p2p" else 5.0)
     assert one.network.head is model.head
     if method == "p2p+learnable":
