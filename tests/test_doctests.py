@@ -12,7 +12,7 @@ import semaug
 @pytest.mark.parametrize("name", semaug.__all__)
 def test_examples_of_a_public_name_run(name: str) -> None:
     item = getattr(semaug, name)
-    examples = [test for test in doctest.DocTestFinder().find(item, name, globs={}) if test.examples]
+    examples = [test for test in doctest.DocTestFinder().find(item, name) if test.examples]
     assert examples, f"semaug.{name} has no example"
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
     messages: list[str] = []

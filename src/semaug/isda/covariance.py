@@ -87,7 +87,14 @@ class Diagonal:
             return quadratic_form(None, None, self.variance.to(weight.dtype), weight, labels)
 
     def sample(self, features: Tensor, count: int, strength: float = 1.0, generator: Generator | None = None) -> Tensor:
-        """Draw augmented features; see :meth:`Covariance.sample`."""
+        """Draw ``a' ~ N(a, λΣ)``, shape (count, N, D).
+
+        Args:
+            features: Features a, shape (N, D).
+            count: Number of draws for each feature.
+            strength: λ, at least 0.
+            generator: Source of randomness; by default torch's.
+        """
         noise = torch.randn(count, *features.shape, dtype=features.dtype, device=features.device, generator=generator)
         return features + (strength * self.variance).sqrt() * noise
 
@@ -147,7 +154,14 @@ class Full:
             return quadratic if labels.is_floating_point() else quadratic.scatter(1, labels[:, None], 0.0)
 
     def sample(self, features: Tensor, count: int, strength: float = 1.0, generator: Generator | None = None) -> Tensor:
-        """Draw augmented features; see :meth:`Covariance.sample`."""
+        """Draw ``a' ~ N(a, λΣ)``, shape (count, N, D).
+
+        Args:
+            features: Features a, shape (N, D).
+            count: Number of draws for each feature.
+            strength: λ, at least 0.
+            generator: Source of randomness; by default torch's.
+        """
         noise = torch.randn(count, *features.shape, dtype=features.dtype, device=features.device, generator=generator)
         moved = features.expand_as(noise).clone()
         for matrix, members in self._groups():

@@ -89,8 +89,8 @@ def _centred_own(weight: Tensor, labels: Tensor, centre: Tensor) -> Tensor:
         return weight[labels] - centre
     size = _chunk_size(weight)
     chunks = zip(labels.to(weight.dtype).split(size, 1), weight.split(size), strict=True)
-    total: Tensor = functools.reduce(torch.add, [part @ (rows - centre) for part, rows in chunks])
-    return total
+    mean: Tensor = functools.reduce(torch.add, [part @ (rows - centre) for part, rows in chunks])
+    return mean
 
 
 class _Form(torch.autograd.Function):
