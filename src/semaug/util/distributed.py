@@ -330,8 +330,3 @@ def raise_on_all_ranks(make: Callable[[], Value]) -> Value:
         for raised in filter(None, errors):
             raise type(raised)(str(raised), on_all_ranks=True)
     return results[0]
-
-
-def lost(error: BaseException) -> bool:
-    """Whether an error is a :class:`PeerLostError`."""
-    return isinstance(error, PeerLostError)

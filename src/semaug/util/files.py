@@ -17,19 +17,21 @@ MAX_JSON_BYTES = 64_000_000
 
 @contextmanager
 def open_atomically(path: Path, mode: str = "wb", *, keep: Path | None = None, **options: Any) -> Iterator[IO[Any]]:
-    """Open a file that appears under its name, complete and flushed to disk, when the block ends without an error.
+    """Open a file that appears, complete and flushed to disk, when the block ends without an error.
+
+    A reader, or a machine that fails, sees the old content or the new, never a part.
 
     Args:
-        path: The file; its folder is created if necessary.
-        mode: ``"wb"`` or ``"w"``.
-        keep: Where to move the old file, if there is one, once the new content is safe.
-        **options: Passed on to ``open``.
+        path: The file; missing folders are created.
+        mode: "wb" or "w".
+        keep: Where to move the old file, once the new content is safe; None replaces it.
+        **options: Passed to ``open``.
 
     Yields:
         The open file.
 
     Raises:
-        FileError: If the file cannot be written.
+        FileError: The file cannot be written.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -46,22 +48,13 @@ def open_atomically(path: Path, mode: str = "wb", *, keep: Path | None = None, *
         _sync_folder(path.parent)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:  # after a signal, too
+    finally:  # after a signal too
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None = None) -> None:
-    """Write a file by :func:`open_atomically`: readers see the old content or the new, never a part.
-
-    Args:
-        path: The file.
-        *content: Its content, in pieces.
-        keep: Where to move the old file, if there is one, once the new content is safe.
-
-    Raises:
-        FileError: If the file cannot be written.
-    """
+    """Write pieces of content by :func:`open_atomically`, with the same `path`, `keep` and errors."""
     with open_atomically(path, keep=keep) as file:
         file.writelines(content)
 
