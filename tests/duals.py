@@ -1,4 +1,4 @@
-"""Dual tensors pushed through a function by torch's own forward mode, and by ours."""
+"""Dual tensors pushed through a function, by torch's own forward mode and by the tangent rules."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> T
 
 
 def duals(tensors: list[Tensor], moving: list[bool]) -> list[Tensor]:
-    """The tensors, those that move with a random tangent; each a fresh copy that may be overwritten."""
+    """Copies of the tensors that may be overwritten; those that move have a random tangent."""
     result = []
     for index, (tensor, moves) in enumerate(zip(tensors, moving, strict=True)):
         copy = tensor.clone()
@@ -38,6 +38,7 @@ def torchs(function: Function, tensors: list[Tensor], moving: list[bool]) -> tup
 def ours(
     function: Function, tensors: list[Tensor], moving: list[bool], record: OperatorRecord | None = None
 ) -> tuple[Tensor, Tensor]:
+    """Output and tangent by the tangent rules."""
     with torch.no_grad(), dual_level(), sdpa_kernel(SDPBackend.MATH):
         inputs = duals(tensors, moving)
         with TangentRules(record):
@@ -47,7 +48,7 @@ def ours(
 
 
 def recorded(function: Function, tensors: list[Tensor]) -> tuple[Tensor, OperatorRecord]:
-    """The output with its graph, which keeps the recorded tensors, and the record."""
+    """The record of a pass, and its output, whose graph holds the recorded tensors."""
     record = OperatorRecord()
     inputs = [tensor.clone().requires_grad_() for tensor in tensors]
     with OperatorRecorder(record):
@@ -55,8 +56,8 @@ def recorded(function: Function, tensors: list[Tensor]) -> tuple[Tensor, Operato
     return output, record
 
 
-def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], tolerance: float = 1e-11) -> None:
-    for a, b in zip(found, expected, strict=True):
+def assert_same(result: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], tolerance: float = 1e-11) -> None:
+    for a, b in zip(result, expected, strict=True):
         assert a.shape == b.shape
         assert (a.double() - b.double()).abs().max() <= tolerance * (1 + b.double().abs().max())
 

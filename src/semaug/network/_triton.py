@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 @triton.jit
-def norm_sums(x, dx, sums, rows, channels, per_program, BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr) -> None:
+def _norm_sums(x, dx, sums, rows, channels, per_program, BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr) -> None:
     """Sums of x, x², ẋ and xẋ for each channel over some rows.
 
     x and ẋ are first shifted by their value in row 0: a variance is a small difference of large sums otherwise.
@@ -41,7 +41,7 @@ def norm_sums(x, dx, sums, rows, channels, per_program, BLOCK_ROWS: tl.constexpr
 
 
 @triton.jit
-def norm_coefficients(
+def _norm_coefficients(
     x, dx, sums, running_mean, running_variance, weight, dweight, bias, dbias, coefficients,
     rows, channels, splits, eps, HAS_SUMS: tl.constexpr,
     HAS_W: tl.constexpr, HAS_DW: tl.constexpr, HAS_B: tl.constexpr, HAS_DB: tl.constexpr,
@@ -93,7 +93,7 @@ def norm_coefficients(
 
 
 @triton.jit
-def norm_apply(
+def _norm_apply(
     x, dx, coefficients, y, dy, rows, channels, low, high,
     CLAMPED: tl.constexpr, WANT_PRIMAL: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr, REPEAT: tl.constexpr,
@@ -124,7 +124,7 @@ def norm_apply(
 
 
 @triton.jit
-def layer_norm(
+def _layer_norm(
     x, dx, weight, dweight, bias, dbias, y, dy, width, eps,
     HAS_W: tl.constexpr, HAS_DW: tl.constexpr, HAS_B: tl.constexpr, HAS_DB: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -148,7 +148,7 @@ def layer_norm(
 
 
 @triton.jit
-def add_clamp(x, dx, y, dy, count, low, high, ADDS: tl.constexpr, CLAMPED: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _add_clamp(x, dx, y, dy, count, low, high, ADDS: tl.constexpr, CLAMPED: tl.constexpr, BLOCK: tl.constexpr) -> None:
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     values = tl.load(x + place, inside, 0.0)
@@ -166,7 +166,7 @@ def add_clamp(x, dx, y, dy, count, low, high, ADDS: tl.constexpr, CLAMPED: tl.co
 
 
 @triton.jit
-def attention(
+def _attention(
     q, dq, k, dk, v, dv, out, dout, heads, length, keys, size, scale,
     q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,

@@ -18,15 +18,15 @@ from semaug.util import distributed
 
 
 class BatchNormOverRanks(TorchFunctionMode):
-    """Mode in which `F.batch_norm`, called by any module, is :func:`batch_norm`; the network itself is unchanged."""
+    """Mode in which `F.batch_norm`, called by any module, uses the images of all ranks; the network is unchanged."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return (batch_norm if func is F.batch_norm else func)(*args, **(kwargs or {}))
+        return (_batch_norm if func is F.batch_norm else func)(*args, **(kwargs or {}))
 
 
-def batch_norm(
+def _batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,

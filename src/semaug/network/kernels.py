@@ -93,20 +93,20 @@ def batch_norm(
         splits = max(1, min(_blocks(rows, 4 * height), 1024 // columns))
         sums = torch.empty(splits, 4, channels, dtype=torch.float32, device=x.device)
         per_program = _blocks(_blocks(rows, splits), height) * height
-        _triton.norm_sums[(columns, splits)](
+        _triton._norm_sums[(columns, splits)](
             x, dx, sums, rows, channels, per_program, BLOCK_ROWS=height, BLOCK_CHANNELS=block
         )
         mean = variance = coefficients
     else:
         splits, sums = 0, coefficients
-    _triton.norm_coefficients[(_blocks(channels, 8),)](
+    _triton._norm_coefficients[(_blocks(channels, 8),)](
         x, dx, sums, mean, variance, *pointers, coefficients, rows, channels, splits, eps,
         HAS_SUMS=splits > 0, **flags, BLOCK_SPLITS=128, BLOCK_CHANNELS=8,
     )  # fmt: skip
     dy = torch.empty_like(dx)
     y = torch.empty_like(x) if want_primal else dy
     low, high = bounds or (0.0, 0.0)
-    _triton.norm_apply[(columns, _blocks(rows, 4 * height))](
+    _triton._norm_apply[(columns, _blocks(rows, 4 * height))](
         x, dx, coefficients, y, dy, rows, channels, low, high,
         CLAMPED=bounds is not None, WANT_PRIMAL=want_primal, BLOCK_ROWS=height, BLOCK_CHANNELS=block, REPEAT=4,
     )  # fmt: skip
@@ -132,7 +132,7 @@ def layer_norm(input: Dual, weight: Pair, bias: Pair, eps: float, dtype: torch.d
         return None
     y, dy = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=dtype)
     pointers, flags = _optional(weight, bias, y)
-    _triton.layer_norm[(x.numel() // width,)](
+    _triton._layer_norm[(x.numel() // width,)](
         x, dx, *pointers, y, dy, width, eps, **flags, BLOCK=triton.next_power_of_2(width)
     )
     return y, dy
@@ -155,7 +155,7 @@ def add_clamp_(input: Dual, other: Dual | None, bounds: tuple[float, float] | No
     if not (_usable(x, dx, y, dy) and same and (x.is_contiguous() or _is_channels_last(x))):
         return False
     low, high = bounds or (0.0, 0.0)
-    _triton.add_clamp[(_blocks(x.numel(), 4096),)](
+    _triton._add_clamp[(_blocks(x.numel(), 4096),)](
         x, dx, y, dy, x.numel(), low, high, ADDS=other is not None, CLAMPED=bounds is not None, BLOCK=4096
     )
     return True
@@ -187,7 +187,7 @@ def attention(query: Dual, key: Dual, value: Dual, scale: float) -> Dual | None:
     strides = [stride for tensor in (q, k, v, out) for stride in tensor.stride()[:3]]
     width = max(16, triton.next_power_of_2(size))
     block = 64 if width <= 64 else 32
-    _triton.attention[(_blocks(length, block), batch * heads)](
+    _triton._attention[(_blocks(length, block), batch * heads)](
         q, dq, k, dk, v, dv, out, dout, heads, length, k.shape[2], size, scale,
         *strides, BLOCK_Q=block, BLOCK_K=block, WIDTH=width, num_warps=4,
     )  # fmt: skip
