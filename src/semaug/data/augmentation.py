@@ -17,11 +17,11 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-RowTransform = Callable[[Tensor, Tensor, int], Tensor]
+OnImages = Callable[[Tensor, Tensor, int], Tensor]
 """From images (n, 3, H, W), their rows (n,) in the batch of all processes, and its size N, to the changed images.
 
 It draws random numbers for all N images, so that the result does not depend on the number of processes."""
-BatchTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+OnBatch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From images (n, 3, H, W) and labels (n,) to mixed images and soft labels (n, classes).
 
 Image i is mixed with image i - 1, in the same way for all images, as torchvision's MixUp and CutMix do."""
@@ -37,9 +37,9 @@ class ImageTransforms:
         on_batch: Applied to normalised crops and labels together.
     """
 
-    on_crops: RowTransform | None = None
-    on_images: RowTransform | None = None
-    on_batch: BatchTransform | None = None
+    on_crops: OnImages | None = None
+    on_images: OnImages | None = None
+    on_batch: OnBatch | None = None
 
     @property
     def is_plain(self) -> bool:
