@@ -5,6 +5,7 @@ light, background and occlusion vary within a species and carry no information a
 of each pixel shows each trait. Images are reproducible to the bit (see :mod:`semaug.data.brush`).
 """
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 
 from semaug.data import brush
@@ -272,7 +274,7 @@ def _check(split: str, size: int) -> None:
 
 
 class Birds(Dataset[tuple[Any, int]]):
-    """Procedural birds as a torch data set of items (image, label).
+    """Procedural birds: a torch data set of items (image, label), and a split (:class:`semaug.data.samples.Samples`).
 
     Images are drawn on access, in any order and any process. `species` and their names, `classes`, are indexed by
     label; `labels` holds the label of every image.
@@ -318,3 +320,13 @@ class Birds(Dataset[tuple[Any, int]]):
     def __getitem__(self, i: int) -> tuple[Any, int]:
         image = torch.from_numpy(self.drawing(i).image).permute(2, 0, 1).contiguous()
         return (image if self.transform is None else self.transform(image)), self.labels[i]
+
+    def load(self, i: int) -> Image.Image:
+        return Image.fromarray(self.drawing(i).image)
+
+    def name(self, i: int) -> str:
+        return f"{self.split}/{self.classes[self.labels[i]]}/{i}"
+
+    def fingerprint(self) -> str:
+        parameters = (VERSION, self.split, len(self.species), len(self), self.size, self.seed)
+        return hashlib.sha256(repr(parameters).encode()).hexdigest()

@@ -106,16 +106,7 @@ def difference_left(pair: Pair, augmented: Tensor) -> float:
 
 
 def augment_all(pairs: Sequence[Pair], augmentation: Augmentation, seed: int = 0) -> list[Tensor]:
-    """Augment pairs, each with the image of another pair to mix in; torch's random state is restored.
-
-    Args:
-        pairs: The pairs, in the order of species.
-        augmentation: What to apply.
-        seed: Seed of the augmentation.
-
-    Returns:
-        The augmented pictures of each pair.
-    """
+    """Augment the pictures of pairs, each with an image of another species; torch's random state is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         distance = len(pairs) // 2  # half-way round the list is another species

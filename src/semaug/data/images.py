@@ -83,15 +83,7 @@ class Preprocessing:
         return self.normalised(self.evaluation_crops(pixels))
 
     def draw_crops(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw random crops for training, and which to flip.
-
-        Args:
-            count: Number of images.
-            generator: A CPU generator, so that the numbers do not depend on the device.
-
-        Returns:
-            The corners (2, count), and a bool for each image.
-        """
+        """Draw the corners (2, count) of random crops for training, and which to flip, bool (count,), on the CPU."""
         corners = torch.randint(self.resize - self.crop + 1, (2, count), generator=generator)
         return corners, torch.rand(count, generator=generator) < 0.5
 

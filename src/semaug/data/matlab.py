@@ -21,18 +21,7 @@ _MAX_INFLATED_BYTES = 2**26  # of a compressed variable; those of Stanford Cars 
 
 
 def read_variable(path: Path, variable: str) -> list[Any]:
-    """Read an array from a MATLAB file.
-
-    Args:
-        path: The file.
-        variable: Name of the array.
-
-    Returns:
-        Its elements: a number, a text (str), a struct (dict) or another array (list) each.
-
-    Raises:
-        DataError: The file is missing or damaged, or lacks the variable.
-    """
+    """The elements of an array in a file: a number, text (str), struct (dict) or array (list) each."""
     content = memoryview(read_content(path))
     try:
         order = {b"IM": "<", b"MI": ">"}[bytes(content[126:128])]

@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from semaug.data import birds
+from semaug.data.birds import Birds
 from semaug.util.errors import DataError, SemaugError, printable
 
 IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
@@ -186,31 +186,6 @@ class ImageFiles:
         return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class DrawnBirds:
-    """A split of the embedded birds, drawn on access."""
-
-    birds: birds.Birds
-
-    @property
-    def labels(self) -> Sequence[int]:
-        return self.birds.labels
-
-    def __len__(self) -> int:
-        return len(self.birds)
-
-    def load(self, i: int) -> Image.Image:
-        return Image.fromarray(self.birds.drawing(i).image)
-
-    def name(self, i: int) -> str:
-        return f"{self.birds.split}/{self.birds.classes[self.labels[i]]}/{i}"
-
-    def fingerprint(self) -> str:
-        b = self.birds
-        parameters = (birds.VERSION, b.split, len(b.species), len(b), b.size, b.seed)
-        return hashlib.sha256(repr(parameters).encode()).hexdigest()
-
-
 def embedded_birds(
     num_species: int = 20, train_per_species: int = 40, test_per_species: int = 20, size: int = 96, seed: int = 0
 ) -> DataSet:
@@ -226,13 +201,9 @@ def embedded_birds(
     Returns:
         The data set; its images are drawn on access.
     """
-    splits = {
-        split: birds.Birds(num_species, count, split, size, seed)
-        for split, count in (("train", train_per_species), ("test", test_per_species))
-    }
-    return DataSet(
-        "birds", tuple(splits["train"].classes), {split: DrawnBirds(drawn) for split, drawn in splits.items()}
-    )
+    train = Birds(num_species, train_per_species, "train", size, seed)
+    test = Birds(num_species, test_per_species, "test", size, seed)
+    return DataSet("birds", tuple(train.classes), {"train": train, "test": test})
 
 
 @dataclass(frozen=True)

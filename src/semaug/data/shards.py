@@ -144,17 +144,7 @@ def holds_shards(folder: Path) -> bool:
 
 
 def read_shards(folder: Path) -> DataSet:
-    """Read the data set in a folder of shards; no tar file is opened.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The data set.
-
-    Raises:
-        DataError: The shards are incomplete or damaged.
-    """
+    """The data set in a folder of shards; no tar file is opened. Raises DataError if they are incomplete or damaged."""
     if not (folder / MANIFEST).is_file():
         raise DataError(f"the shards in {folder} are incomplete; write them again to resume")
     manifest = _manifest(folder)

@@ -26,9 +26,6 @@ def read_table(path: Path) -> DataSet:
     Args:
         path: The file; paths in it are relative to its folder, and may lead out of it.
 
-    Returns:
-        The data set, named after the file.
-
     Raises:
         DataError: The table is damaged or incomplete, or lists files that are missing.
         MissingPackageError: Parquet needs pyarrow.

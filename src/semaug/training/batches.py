@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semaug.data.augmentation import BatchTransform, ImageTransforms
+from semaug.data.augmentation import ImageTransforms, OnBatch
 from semaug.data.images import Preprocessing
 from semaug.data.samples import Samples
 from semaug.data.stream import shards_of, stream_pixels, streaming_order
@@ -155,7 +155,7 @@ class Batches:
                 images, targets = self._mixed(transforms.on_batch, images, targets, plan)
         return images, targets
 
-    def _mixed(self, mix: BatchTransform, images: Tensor, targets: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    def _mixed(self, mix: OnBatch, images: Tensor, targets: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """Each image mixed with the one before it in the batch of all ranks, in the same way for all."""
         sizes = [len(part) for part in _with_partners(plan.rows, len(plan.part.places))]
         found = []

@@ -51,9 +51,6 @@ class Traffic:
 traffic = Traffic()
 
 
-# ----------------------------------------------------------------------------------------------------------- processes
-
-
 def is_running() -> bool:
     """Whether several processes are connected."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -146,9 +143,6 @@ def shard(batch: Tensor, *, meta: bool = False) -> Tensor:
     return torch.cat([first[rank_slice(len(first))], second[rank_slice(len(second))]])
 
 
-# ---------------------------------------------------------------------------------------------------------------- sums
-
-
 def all_reduce_(tensor: Tensor) -> None:
     """Replace a contiguous tensor by its sum over all ranks, in place."""
     if is_running():
@@ -159,14 +153,7 @@ def all_reduce_(tensor: Tensor) -> None:
 
 @torch.no_grad()
 def sum_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Sum each tensor over all ranks; small tensors travel together.
-
-    Args:
-        tensors: Tensors of any shape; the shapes must agree on all ranks.
-
-    Returns:
-        The sums, in the memory layout of the tensors; with one process the tensors themselves.
-    """
+    """The sum of each tensor over all ranks, in its memory layout; small tensors travel together."""
     if not is_running():
         return list(tensors)
     sums = [torch.empty_like(tensor) for tensor in tensors]
@@ -179,11 +166,7 @@ def sum_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def sum_gradients_(parameters: Sequence[Tensor]) -> None:
-    """Replace the `.grad` of each parameter by its sum over all ranks, after the backward pass.
-
-    Args:
-        parameters: Parameters whose `.grad` is None on all ranks or on none; None stays None.
-    """
+    """Replace each `.grad` by its sum over all ranks, after the backward pass; None, on all ranks, stays None."""
     if is_running():
         trained = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
         for (parameter, _), total in zip(trained, sum_over_ranks([grad for _, grad in trained]), strict=True):
@@ -208,9 +191,6 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
 def _unpack(flat: Tensor, tensors: list[Tensor]) -> None:
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view(tensor.shape))
-
-
-# -------------------------------------------------------------------------------------------------------------- copies
 
 
 @torch.no_grad()
@@ -253,14 +233,7 @@ def gather_numbers(numbers: Sequence[int]) -> list[list[int]]:
 
 @torch.no_grad()
 def gather_rows(*tensors: Tensor) -> list[Tensor]:
-    """Concatenate the rows of all ranks, in the order of ranks.
-
-    Args:
-        *tensors: Shape (N, …) each; N may differ between ranks, but not between the tensors of a rank.
-
-    Returns:
-        For each tensor the rows of all ranks.
-    """
+    """Concatenate the rows of all ranks, in the order of ranks, of tensors (N, …); N may differ between ranks."""
     if not is_running():
         return list(tensors)
     counts = [count for (count,) in gather_numbers([len(tensors[0])])]

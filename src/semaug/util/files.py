@@ -85,16 +85,10 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file that may come from a stranger.
-
-    Args:
-        path: The file; more than `MAX_JSON_BYTES` are refused.
-
-    Returns:
-        The content.
+    """The content of a JSON file that may come from a stranger.
 
     Raises:
-        FileError: The file is missing, too large or not JSON.
+        FileError: The file is missing, has more than `MAX_JSON_BYTES`, or is not JSON.
     """
     try:
         if path.stat().st_size > MAX_JSON_BYTES:

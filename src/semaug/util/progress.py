@@ -31,15 +31,7 @@ class Progress:
 
     @contextmanager
     def task(self, name: str, total: int) -> Iterator[ProgressCallback]:
-        """Show a bar for a task that may take long, in a terminal only.
-
-        Args:
-            name: Shown in front of the bar.
-            total: Number of items.
-
-        Yields:
-            A function to call as the task proceeds.
-        """
+        """Show a bar for a task of `total` items, in a terminal only; yields a function to call as it proceeds."""
         if self.console.quiet or not self.console.is_terminal:
             yield lambda done, total: None
             return
@@ -61,12 +53,7 @@ class Progress:
             yield advance
 
     def epoch(self, row: dict[str, Any], epochs: int) -> None:
-        """Print one line with an epoch's metrics and the time left.
-
-        Args:
-            row: The epoch's row of `metrics.jsonl`.
-            epochs: Number of epochs of the run.
-        """
+        """Print one line with an epoch's metrics, a `row` of metrics.jsonl, and the time left of `epochs`."""
         self._epochs_seen += 1
         per_epoch = (time.monotonic() - self._started) / self._epochs_seen
         left = duration(per_epoch * (epochs - row["epoch"]))

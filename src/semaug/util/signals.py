@@ -12,12 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has stopped the work.
-
-    Args:
-        number: The signal.
-        message: What is saved; the signal's name by default.
-    """
+    """Signal `number` has stopped the work; the message says what is saved."""
 
     def __init__(self, number: int, message: str = "") -> None:
         super().__init__(message or f"stopped by {signal.Signals(number).name}")
