@@ -526,6 +526,24 @@ def test_autocast_around_the_step_is_as_good_as_the_option(order: Any) -> None:
     assert learner.executor.precision is None
 
 
+@pytest.mark.parametrize("source", [lambda: semaug.ClassCovariance(4, 8), lambda: semaug.CovNet(8)])
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+def test_the_second_half_step_sees_the_weights_of_the_first_in_half_precision(order: Any, source: Any) -> None:
+    """Autocast caches half-precision copies of weights, which must not outlive an update of the weights."""
+    images, labels = torch.randn(8, 3, 4, 4), torch.arange(8) % 4
+    states = []
+    for clear in (False, True):
+        torch.manual_seed(0)
+        model = Dense()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        if clear:
+            optimizer.register_step_post_hook(lambda *_: torch.clear_autocast_cache())
+        learner = semaug.LearnableAugmentation(model, optimizer, source(), order=order, autocast=torch.bfloat16)
+        learner.step(images, labels)
+        states.append(model.state_dict())
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("changes", [(True, False), (False, True)])
 def test_precision_may_change_in_the_middle_of_a_pipelined_run(changes: tuple[bool, bool], tmp_path: Path) -> None:
     torch.manual_seed(1)

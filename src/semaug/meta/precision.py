@@ -1,8 +1,7 @@
 """Mixed precision: autocast in the backbone's passes, and the gradient scaler that fp16 needs."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -38,9 +37,17 @@ class MixedPrecision:
         with torch.autocast(self.device, enabled=False):
             yield
 
-    def cast(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def cast(self) -> Iterator[None]:
         """Autocast for a pass of the backbone."""
-        return nullcontext() if self.dtype is None else torch.autocast(self.device, self.dtype)
+        if self.dtype is None:
+            yield
+            return
+        with torch.autocast(self.device, self.dtype):
+            yield
+        # Autocast keeps half-precision copies of weights until its outermost block ends, which is after the whole step.
+        # The next pass would use the copies from before the optimiser's step.
+        torch.clear_autocast_cache()
 
     def scaled(self, value: Tensor) -> Tensor:
         """Multiply a loss or gradient by the loss scale."""
