@@ -100,10 +100,10 @@ def test_photos_are_turned_upright(tmp_path: Path, orientation: int) -> None:
     turned = upright.transpose(undo[orientation]) if orientation in undo else upright
     exif = Image.Exif()
     exif[0x0112] = orientation
-    righted = load_image(saved(tmp_path / "a.jpg", turned, exif=exif, quality=95))
-    assert righted.size == (40, 20)
-    assert min(righted.getpixel((4, 4))) > 240  # type: ignore[arg-type, type-var]
-    assert max(righted.getpixel((35, 15))) < 15  # type: ignore[arg-type, type-var]
+    loaded = load_image(saved(tmp_path / "a.jpg", turned, exif=exif, quality=95))
+    assert loaded.size == (40, 20)
+    assert min(loaded.getpixel((4, 4))) > 240  # type: ignore[arg-type, type-var]
+    assert max(loaded.getpixel((35, 15))) < 15  # type: ignore[arg-type, type-var]
 
 
 def test_damaged_exif_data_are_ignored(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def seed_of(*parts: object) -> int:
 
 
 class Dice(random.Random):
-    """Random numbers that depend on ``random()`` alone, which is the same in all versions of Python."""
+    """Random numbers that depend on ``random()`` only, which is the same in all versions of Python."""
 
     def below(self, count: int) -> int:
         """A random integer from 0 to `count` - 1."""

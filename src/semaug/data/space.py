@@ -26,10 +26,10 @@ def check_free_space(splits: Mapping[str, Samples], preprocessing: Preprocessing
     Raises:
         SettingError: They do not fit.
     """
-    kept = {split: samples for split, samples in splits.items() if split != "test"}
-    needed, memory = sum(_bytes(samples, preprocessing) for samples in kept.values()), _memory()
+    stored = {split: samples for split, samples in splits.items() if split != "test"}
+    needed, memory = sum(_bytes(samples, preprocessing) for samples in stored.values()), _memory()
     if cache is not None and needed > (free := _free(cache)):
-        for samples in kept.values():
+        for samples in stored.values():
             needed -= _bytes(samples, preprocessing) if cache_file(samples, preprocessing, cache).exists() else 0
         if needed > free:
             raise SettingError(

@@ -1,4 +1,4 @@
-"""Tools that every other room may use.
+"""Tools that every other package may use.
 
 ============  ========================================================
 module        subject

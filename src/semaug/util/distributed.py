@@ -1,7 +1,7 @@
 """Several processes under torchrun: ranks, sums and copies over all of them.
 
 With one process every function is the identity. Sums are equal to the bit on all ranks, so whatever is computed from
-sums alone stays equal on all ranks. Every collective operation passes through :func:`_collective`, which turns the
+sums only stays equal on all ranks. Every collective operation passes through :func:`_collective`, which turns the
 errors of a lost connection into :class:`PeerLostError`.
 """
 
@@ -73,7 +73,7 @@ def is_launched() -> bool:
 
 
 def is_rank_zero() -> bool:
-    """Whether this is rank 0, which alone prints and writes (valid before initialisation too)."""
+    """Whether this is rank 0, the only one that prints and writes (valid before initialisation too)."""
     return not is_launched() or os.environ["RANK"] == "0"
 
 
@@ -126,20 +126,18 @@ def rank_slice(count: int) -> slice:
     return slice(first, first + size + (rank() < larger))
 
 
-def shard(batch: Tensor, *, meta: bool = False) -> Tensor:
+def shard(batch: Tensor) -> Tensor:
     """Select this rank's rows of a global batch: its part of the first half, then its part of the second half.
 
     `LearnableAugmentation.step` cuts its input in two halves; over all ranks these are the halves of the global batch.
 
     Args:
-        batch: Shape (N, …), the same on all ranks; row numbers, as a rule.
-        meta: Whether the rows are for the meta loss alone; the smaller half of an odd batch then comes first.
+        batch: Shape (N, …), the same on all ranks; row numbers, as a rule. The first half may have one row more.
 
     Returns:
         This rank's rows, about N / world size of them.
     """
-    middle = len(batch) // 2 if meta else -(-len(batch) // 2)
-    first, second = batch[:middle], batch[middle:]
+    first, second = batch.tensor_split(2)
     return torch.cat([first[rank_slice(len(first))], second[rank_slice(len(second))]])
 
 

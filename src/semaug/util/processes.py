@@ -102,7 +102,7 @@ def _initialize(function: Callable[[Any], Any], stopped: Event, ignore_signals: 
 
 
 def _exit_with_parent(stopped: Event | None) -> None:
-    """End this worker when its parent has ended or, if given, the event is set; otherwise it waits for work forever."""
+    """End this worker when its parent has ended or the event, if any, is set; otherwise it waits for work forever."""
     parent = parent_process()
     assert parent is not None
     while not wait([parent.sentinel], None if stopped is None else _POLL_SECONDS):
