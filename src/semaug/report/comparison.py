@@ -16,15 +16,8 @@ MAIN_SETTINGS = (
 _NOT_SHOWN = {"format"} | ({field.name for field in fields(TrainConfig)} - identifying() - set(MAIN_SETTINGS))
 
 
-def standard_error(run: ReportedRun) -> float | None:
-    """Estimate the standard error of the top-1 accuracy from the number of images.
-
-    Args:
-        run: The run.
-
-    Returns:
-        The standard error; None for a run without evaluation.
-    """
+def _standard_error(run: ReportedRun) -> float | None:
+    """Of the top-1 accuracy, from the number of images."""
     top1, count = run.score("top1"), run.score("count")
     return None if top1 is None or not count else (max(top1 * (1 - top1), 0.0) / count) ** 0.5
 
@@ -52,7 +45,7 @@ def headline(runs: Sequence[ReportedRun]) -> tuple[str, str]:
     if len(scored) == 1:
         return title, f"{result}; no other run has been evaluated."
     lead = _top1(best) - _top1(scored[1])
-    error = ((standard_error(best) or 0.0) ** 2 + (standard_error(scored[1]) or 0.0) ** 2) ** 0.5
+    error = ((_standard_error(best) or 0.0) ** 2 + (_standard_error(scored[1]) or 0.0) ** 2) ** 0.5
     if lead == 0:
         return title, f"{result}, as many as {scored[1].label}."
     result = f"{result}, {100 * lead:.1f} points more than the next best, {scored[1].label}."
@@ -130,7 +123,7 @@ def comparison(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
             "run": run,
             "best": len(runs) > 1 and run.score("top1") == best,
             "split": as_text(run.evaluation.get("split")),
-            "error": standard_error(run),
+            "error": _standard_error(run),
             "epochs": len(run.metrics),
             "seconds": run.seconds,
             **{key: run.score(key) for key in scores},

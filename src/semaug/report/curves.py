@@ -10,23 +10,14 @@ from semaug.report.reading import ReportedRun, number
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of metrics.jsonl.
-
-    Args:
-        key: Name in the file.
-        title: Heading of its chart.
-        caption: What it is.
-        spread: Name of the metric that is its standard deviation, drawn as a band.
-        percent: Whether it is a share.
-        wide: Whether its axis is logarithmic where values differ by more than a factor of 10.
-    """
+    """A metric of metrics.jsonl."""
 
     key: str
     title: str
     caption: str
-    spread: str = ""
+    spread: str = ""  # key of its standard deviation, which is drawn as a band
     percent: bool = False
-    wide: bool = False
+    wide: bool = False  # logarithmic where values differ by more than a factor of 10
 
 
 TRAINING = (
@@ -53,27 +44,12 @@ AUGMENTATION = (
 
 
 def augments(run: ReportedRun) -> bool:
-    """Whether a run augmented features in any epoch.
-
-    Args:
-        run: The run.
-
-    Returns:
-        True if its λ was above zero.
-    """
+    """Whether a run augmented features in any epoch."""
     return any(number(row.get("strength")) for row in run.metrics)
 
 
 def metric_values(run: ReportedRun, key: str) -> list[float | None]:
-    """Look up a metric of all epochs.
-
-    Args:
-        run: The run.
-        key: Name of the metric; ``meta_slope`` is computed from others.
-
-    Returns:
-        Its values; None where there is none.
-    """
+    """List the values of a metric, None where there is none; ``meta_slope`` is computed from other metrics."""
     if key == "meta_slope":
         return [_slope(row, before) for before, row in zip([None, *run.metrics], run.metrics, strict=False)]
     return [number(row.get(key)) for row in run.metrics]

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from semaug.report import charts
-from semaug.report.charts import style
+from semaug.report import canvas, charts
 from semaug.report.reading import number
 from semaug.util.progress import duration
 
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Colours of the charts, which style sheets replace in a dark scheme.
-_THEME = {"card": "#ffffff", "ink": style.INK, "soft": style.SOFT, "rule": style.RULE, "grid": style.GRID}
-_THEME |= {f"c{i}": colour for i, colour in enumerate(charts.COLOURS)}
+_THEME = {"card": "#ffffff", "ink": canvas.INK, "soft": canvas.SOFT, "rule": canvas.RULE, "grid": canvas.GRID}
+_THEME |= {f"c{i}": colour for i, colour in enumerate(canvas.COLOURS)}
 
 
 @cache
@@ -61,30 +60,14 @@ def _swatch(slot: int, line: bool = True) -> "Markup":
 
 
 def chart(figure: "Figure", label: str) -> "Markup":
-    """Draw a chart for a page.
-
-    Args:
-        figure: The chart.
-        label: What it shows, for screen readers.
-
-    Returns:
-        An ``<svg>`` element.
-    """
+    """Draw a chart as an ``<svg>`` element for a page; `label` is for screen readers."""
     from markupsafe import Markup
 
-    return Markup(charts.to_svg(figure, label))
+    return Markup(canvas.to_svg(figure, label))
 
 
 def line_charts(drawn: Sequence[charts.LineChart], *, legend: bool = False) -> list[dict[str, Any]]:
-    """Draw charts of curves for a page, each by itself.
-
-    Args:
-        drawn: The charts.
-        legend: Whether each has a legend.
-
-    Returns:
-        Title, caption and ``<svg>`` element of each, for the macro ``charts``.
-    """
+    """Draw charts of curves for the macro ``charts``: title, caption and ``<svg>`` element of each."""
     return [
         {
             "title": one.title,
@@ -143,14 +126,7 @@ def _digests(texts: Sequence[str]) -> str:
 
 
 def policy_of(page: str) -> str:
-    """Look up the policy of a page, which a server sends as a header.
-
-    Args:
-        page: A page of :func:`render_page`.
-
-    Returns:
-        The policy.
-    """
+    """Look up the policy of a page of :func:`render_page`, which a server sends as a header."""
     stated = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
     assert stated is not None
     return html.unescape(stated[1])

@@ -46,6 +46,7 @@ def render(runs: Sequence[ReportedRun]) -> str:
     title, summary = headline(runs)
     common, differing = settings(runs)
     augmenting = [run for run in runs if augments(run)]  # the others would add lines at zero
+    destruction = _destruction(runs)
     return render_page(
         environment(),
         "page.html",
@@ -63,7 +64,8 @@ def render(runs: Sequence[ReportedRun]) -> str:
         bars=_class_bars([run for run in runs if run.class_accuracy()]),
         matrices=[(run, matrix) for run in runs if (matrix := _confusion_matrix(run))],
         pictures=[_pictures(run) for run in runs if run.samples],
-        destruction=_destruction(runs),
+        destruction=destruction,
+        fragments=destruction["html"] if destruction else "",
     )
 
 
@@ -116,34 +118,10 @@ def _destruction(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
 
 @cache
 def _measured_destruction(num_species: int) -> dict[str, Any]:
-    from PIL import Image, ImageDraw
+    from markupsafe import Markup
 
     from semaug.data import destruction
-    from semaug.inference.pictures import data_uri
-    from semaug.report.figures.destruction import destruction_bars
+    from semaug.report.figures.destruction import destruction_fragment
 
-    def picture(pixels: Any, box: tuple[int, int, int, int] | None = None) -> str:
-        image = Image.fromarray(pixels).resize((192, 192), Image.Resampling.BILINEAR)
-        if box is not None:  # around the only difference
-            scale = 192 / len(pixels)
-            x, y, radius = box[0] + box[2], box[1] + box[3], max(box[2] - box[0], box[3] - box[1])
-            for reach, width, colour in ((10, 6, "#000000"), (9, 3, "#ffffff")):
-                ends = [
-                    scale * middle / 2 + sign * (scale * radius / 2 + reach) for sign in (-1, 1) for middle in (x, y)
-                ]
-                ImageDraw.Draw(image).ellipse(ends, outline=colour, width=width)
-        return data_uri(image, quality=90)
-
-    rows = destruction.measure(num_species)
-    examples = [
-        {
-            "row": row,
-            "original": picture(row.example.original, row.example.pair.box),
-            "look_alike": picture(row.example.look_alike, row.example.pair.box),
-            "augmented": picture(row.example.augmented),
-            "trait": row.example.pair.trait.replace("_", " "),
-        }
-        for row in rows
-    ]
-    bars = chart(destruction_bars(rows), "Share of images that lose their only cue, by augmentation")
-    return {"examples": examples, "bars": bars, "left": destruction.LEFT, "count": rows[0].count}
+    measured = destruction.measure(num_species)
+    return {"html": Markup(destruction_fragment(measured)), "left": destruction.LEFT, "count": measured[0].count}

@@ -4,12 +4,12 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from semaug.report.charts import slots
+from semaug.report.canvas import slots
 from semaug.training.methods import METHODS
 from semaug.util.errors import RunError, SemaugError
 from semaug.util.files import read_json
@@ -19,29 +19,17 @@ _PICTURE = re.compile(r"data:image/(jpeg|png);base64,[A-Za-z0-9+/]+=*")
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """The contents of a run directory.
-
-    Args:
-        path: The directory.
-        label: Name in legends and tables.
-        slot: Number that decides the colour; see :func:`semaug.report.charts.slots`.
-        config: Settings.
-        classes: Names of the classes.
-        metrics: Metrics of each epoch.
-        evaluation: Contents of evaluation.json; empty if there is none.
-        samples: Pictures with predictions.
-        notes: What is missing or unusual, in sentences.
-    """
+    """The contents of a run directory; what is missing is empty."""
 
     path: Path
-    label: str
-    slot: int
+    label: str  # name in legends and tables
+    slot: int  # decides the colour; see `semaug.report.canvas.slots`
     config: dict[str, Any]
     classes: list[str]
-    metrics: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]  # of each epoch
     evaluation: dict[str, Any]
-    samples: list[dict[str, Any]]
-    notes: list[str] = field(default_factory=list)
+    samples: list[dict[str, Any]]  # pictures with predictions
+    notes: list[str] = field(default_factory=list)  # what is missing or unusual
 
     @property
     def method(self) -> str:
@@ -63,15 +51,7 @@ class ReportedRun:
         return sum(known) if known else None
 
     def table(self, key: str, *columns: str) -> list[dict[str, Any]]:
-        """Look up a table of the evaluation.
-
-        Args:
-            key: Name of the table.
-            columns: Columns that a row must have.
-
-        Returns:
-            The rows that have them.
-        """
+        """Look up the rows of a table of the evaluation that have certain columns."""
         rows = self.evaluation.get(key)
         rows = rows if isinstance(rows, list) else []
         return [row for row in rows if isinstance(row, dict) and all(column in row for column in columns)]
@@ -83,28 +63,14 @@ class ReportedRun:
 
 
 def number(value: Any) -> float | None:
-    """Convert a value of a JSON file.
-
-    Args:
-        value: Anything.
-
-    Returns:
-        The value if it is a finite number, else None.
-    """
+    """Convert a value of a JSON file: a finite number, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
 def as_text(value: Any) -> str:
-    """Write a setting as people write it.
-
-    Args:
-        value: A value of a JSON file.
-
-    Returns:
-        The text.
-    """
+    """Write a value of a JSON file as people write it."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -115,28 +81,21 @@ def as_text(value: Any) -> str:
 
 
 def method_title(name: str) -> str:
-    """Look up the title of a method.
-
-    Args:
-        name: Name of a method; a run directory of unknown origin may hold any text.
-
-    Returns:
-        The title; the name itself if there is no such method.
-    """
+    """Look up the title of a method; the name itself if it is unknown, as in a run directory of unknown origin."""
     return METHODS[name].title if name in METHODS else name
 
 
-def confusion_entries(evaluation: Mapping[str, Any], classes: int) -> list[tuple[int, int, int]]:
+def confusion_entries(evaluation: Any, classes: int) -> list[tuple[int, int, int]]:
     """Read the confusion matrix of an evaluation.
 
     Args:
-        evaluation: Contents of evaluation.json.
+        evaluation: Contents of evaluation.json, whatever they are.
         classes: Number of classes.
 
     Returns:
         True class, predicted class and number of images of each entry; malformed entries are left out.
     """
-    entries = evaluation.get("confusion")
+    entries = evaluation.get("confusion") if isinstance(evaluation, dict) else None
     return [
         (entry[0], entry[1], entry[2])
         for entry in (entries if isinstance(entries, list) else [])

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from semaug.inference.runs import read_metrics
 from semaug.report import charts
-from semaug.report.charts import LineChart, Series, slots
+from semaug.report.canvas import slots
+from semaug.report.charts import LineChart, Series
 from semaug.report.reading import method_title, number
 from semaug.studies.cells import DATASETS
 from semaug.studies.presets.figure_frozen_blocks import PAPER_HOURS

@@ -7,10 +7,11 @@ import numpy as np
 
 from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
-from semaug.report.charts import Photo, PhotoBlock, photo_grid, to_png
+from semaug.report.canvas import to_png
 from semaug.report.figures.features import choose_images, compute_features, run_images
-from semaug.report.figures.figure import Figure, class_title, photo_fragment
-from semaug.report.figures.runs import open_run
+from semaug.report.figures.figure import Figure, class_title, fragment
+from semaug.report.figures.photos import Photo, PhotoBlock, photo_grid
+from semaug.report.figures.runs import open_runs
 from semaug.util.errors import RunError, SettingError
 
 
@@ -47,7 +48,7 @@ def confusions(
     """
     if pairs < 1 or images < 1:
         raise SettingError(f"need at least 1 pair and 1 image, not {pairs} and {images}")
-    opened = open_run("run", run, device)
+    [opened] = open_runs({"run": run}, device=device)
     classes = opened.classes
     samples = run_images(opened.classifier) if samples is None else samples
     indices = choose_images(samples, limit, seed)
@@ -106,5 +107,5 @@ def confusions(
         "for the other. Solid blue frames: recognised, for comparison; dashed orange frames: mistaken, with the "
         "probability of the wrong answer. Images are drawn at random."
     )
-    html = photo_fragment(blocks, "recognised", "mistaken")
+    html = fragment("photos.html", blocks=blocks, good="recognised", bad="mistaken")
     return Figure("confusions", "Most confused classes", caption, numbers, to_png(photo_grid(blocks)), None, html)

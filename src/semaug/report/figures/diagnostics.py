@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from semaug.report.charts import lines, to_png, to_svg
+from semaug.report.canvas import to_png, to_svg
+from semaug.report.charts import lines
 from semaug.report.curves import AUGMENTATION, augments, metric_charts, metric_values
 from semaug.report.figures.figure import Figure, fragment
 from semaug.report.html import line_charts

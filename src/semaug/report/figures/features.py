@@ -21,10 +21,7 @@ from semaug.inference.runs import Classifier, split_settings
 from semaug.util.errors import DataError, RunError, TrainingError
 from semaug.util.progress import Progress
 
-BATCH = 32
-
-FeatureFunction = Callable[[Tensor], Tensor]
-"""From the pixels of a batch, uint8 (N, resize, resize, 3), to features (N, D)."""
+_BATCH = 32
 
 
 def run_images(classifier: Classifier, split: Literal["train", "evaluation"] = "evaluation") -> Samples:
@@ -32,10 +29,10 @@ def run_images(classifier: Classifier, split: Literal["train", "evaluation"] = "
 
     Args:
         classifier: The run's classifier.
-        split: ``"train"``, or ``"evaluation"`` for the test split, or the validation split if there is no test split.
+        split: ``"train"``, or ``"evaluation"``: the test split, or the validation split if there is no test split.
 
     Returns:
-        The images; labels are indices of the run's classes. Images that training skipped are left out.
+        The images, labelled by the run's classes, without those that training skipped.
 
     Raises:
         RunError: If the run does not say which data it was trained on.
@@ -64,7 +61,7 @@ def run_images(classifier: Classifier, split: Literal["train", "evaluation"] = "
 
 @dataclass(frozen=True)
 class _Relabelled:
-    """Images whose labels are indices of a run's classes."""
+    """Images with other labels."""
 
     samples: Samples
     labels: tuple[int, ...]
@@ -108,28 +105,20 @@ def choose_images(samples: Samples, limit: int, seed: int, classes: Sequence[int
 
 @dataclass(frozen=True, eq=False)
 class ImageFeatures:
-    """Images and their features.
+    """Images and their features."""
 
-    Args:
-        labels: Class of each image (N,).
-        names: Name of each image.
-        features: Features (N, D) by name of the function.
-        thumbnails: Small pictures, uint8 (N, side, side, 3).
-        digests: Digest of the pixels of each image, equal for equal images.
-    """
-
-    labels: Tensor
+    labels: Tensor  # (N,)
     names: tuple[str, ...]
-    features: dict[str, Tensor]
-    thumbnails: npt.NDArray[np.uint8]
-    digests: tuple[bytes, ...]
+    features: dict[str, Tensor]  # (N, D) by name of the function
+    thumbnails: npt.NDArray[np.uint8]  # (N, side, side, 3)
+    digests: tuple[bytes, ...]  # of the pixels, equal for equal images
 
 
 def compute_features(
     samples: Samples,
     indices: Sequence[int],
     classifier: Classifier,
-    functions: Mapping[str, FeatureFunction],
+    functions: Mapping[str, Callable[[Tensor], Tensor]],
     side: int = 96,
     progress: ProgressCallback | None = None,
 ) -> ImageFeatures:
@@ -138,8 +127,8 @@ def compute_features(
     Args:
         samples: The images.
         indices: Which of them.
-        classifier: Its preprocessing prepares the pixels for all functions.
-        functions: Functions by name.
+        classifier: Its preprocessing prepares the pixels.
+        functions: By name, from pixels uint8 (N, resize, resize, 3) to features (N, D).
         side: Side of the thumbnails.
         progress: Called with the numbers of finished and of all images.
 
@@ -173,9 +162,9 @@ def compute_features(
 
 
 def _batches(samples: Samples, indices: Sequence[int]) -> Iterator[list[Image.Image]]:
-    for start in range(0, len(indices), BATCH):
+    for start in range(0, len(indices), _BATCH):
         images = []
-        for i in indices[start : start + BATCH]:
+        for i in indices[start : start + _BATCH]:
             try:
                 images.append(samples.load(i))
             except (OSError, ValueError, SyntaxError) as error:  # of samples that do not report it themselves

@@ -4,8 +4,8 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from semaug.data.samples import Samples
 from semaug.report.reading import confusion_entries
@@ -16,34 +16,20 @@ from semaug.util.spreadsheets import unescape_formula
 Counts = Counter[tuple[int, int]]
 """Number of images of two classes that were taken for the other one; the smaller class is first."""
 
-SMALLEST = 4  # classes with the same last word that are worth showing
-LARGEST = 8  # classes that colours and markers can show
+_SMALLEST = 4  # classes with the same last word that are worth showing
+_LARGEST = 8  # classes that colours and markers can show
 
 
-@dataclass(frozen=True)
-class Group:
-    """A group of look-alike classes.
-
-    Args:
-        name: Name of the group.
-        classes: Its classes, as indices.
-        how: How it was chosen, in words that follow "classes".
-    """
+class Group(NamedTuple):
+    """A group of look-alike classes."""
 
     name: str
     classes: list[int]
-    how: str
+    how: str  # how it was chosen, in words that follow "classes"
 
 
-def name_groups(classes: Sequence[str]) -> dict[str, list[int]]:
-    """Group classes by the last word of their names, as in CUB-200-2011 ("…_Flycatcher").
-
-    Args:
-        classes: Names of the classes.
-
-    Returns:
-        Classes by last word in lower case.
-    """
+def _name_groups(classes: Sequence[str]) -> dict[str, list[int]]:
+    """Classes by the last word of their names in lower case, as in CUB-200-2011 ("…_Flycatcher")."""
     groups: dict[str, list[int]] = {}
     for i, name in enumerate(classes):
         words = re.findall(r"[^\W\d_]+", name)
@@ -84,19 +70,11 @@ def table_groups(file: Path, classes: Sequence[str]) -> dict[str, list[int]]:
 
 
 def confusion_counts(runs: Sequence[Path], classes: int) -> Counts:
-    """Count the images that runs took for another class.
-
-    Args:
-        runs: Run directories; those without evaluation.json are left out.
-        classes: Number of classes.
-
-    Returns:
-        The counts of all runs together.
-    """
+    """Count the images that runs took for another class; runs without evaluation are left out."""
     counts: Counts = Counter()
     for run in runs:
-        evaluation = read_json(run / "evaluation.json") if (run / "evaluation.json").is_file() else None
-        for true, predicted, count in confusion_entries(evaluation, classes) if isinstance(evaluation, dict) else ():
+        evaluation = read_json(run / "evaluation.json") if (run / "evaluation.json").is_file() else {}
+        for true, predicted, count in confusion_entries(evaluation, classes):
             if true != predicted:
                 counts[min(true, predicted), max(true, predicted)] += count
     return counts
@@ -108,17 +86,8 @@ def _within(counts: Counts, members: Sequence[int]) -> Counts:
     return Counter({pair: count for pair, count in counts.items() if known.issuperset(pair)})
 
 
-def most_confused(counts: Counts, members: Sequence[int], size: int) -> list[int]:
-    """Choose the classes that are confused most with each other.
-
-    Args:
-        counts: Counts of confused images.
-        members: Classes to choose from.
-        size: Most classes to choose.
-
-    Returns:
-        The most confused pair, and one after the other the class that is confused most with those chosen; in order.
-    """
+def _most_confused(counts: Counts, members: Sequence[int], size: int) -> list[int]:
+    """The most confused pair, and one after the other the class that is confused most with those chosen; in order."""
     left = sorted(members)
     chosen: list[int] = []
     if len(left) >= 2 and size >= 2:
@@ -152,7 +121,7 @@ def choose_group(
         group: Name of the group.
         groups: A table for :func:`table_groups`.
         max_classes: Most classes, 2 to 8; of a larger group the most confused are taken.
-        samples: Images, if classes without images are to be left out of the result.
+        samples: Images; classes without images are left out of the result.
 
     Returns:
         The group.
@@ -161,14 +130,13 @@ def choose_group(
         SettingError: If there is no such group.
         DataError: If the table is malformed, or fewer than two classes have images.
     """
-    if not 2 <= max_classes <= LARGEST:
-        raise SettingError(f"a figure can show 2 to {LARGEST} classes, not {max_classes}")
+    if not 2 <= max_classes <= _LARGEST:
+        raise SettingError(f"a figure can show 2 to {_LARGEST} classes, not {max_classes}")
     counts = confusion_counts(runs, len(classes))
-    known = name_groups(classes) if groups is None else table_groups(groups, classes)
+    known = _name_groups(classes) if groups is None else table_groups(groups, classes)
     known = {name: members for name, members in known.items() if len(members) >= 2}
     how = "whose names end alike" if groups is None else f"of the same group in {groups.name}"
-    smallest = SMALLEST if groups is None else 2
-    large = {name: members for name, members in known.items() if len(members) >= smallest}
+    large = {name: own for name, own in known.items() if groups is not None or len(own) >= _SMALLEST}
     if group is not None:
         names = {name.lower(): name for name in known}
         if group.lower() not in names:
@@ -176,20 +144,17 @@ def choose_group(
             raise SettingError(f"there is no group {group!r} of two or more classes; there are {some or 'none'}")
         name, members = group, known[names[group.lower()]]
     elif large:
-        order = {name: (len(own), _within(counts, own).total(), name) for name, own in large.items()}
-        name = max(large, key=lambda name: order[name])
+        name = max(large, key=lambda name: (len(large[name]), _within(counts, large[name]).total(), name))
         members = large[name]
     elif groups is not None:
         raise DataError(f"{groups} has no group of two or more classes")
     else:
         name, how = "most confused", "most confused with each other"
-        members = most_confused(counts, range(len(classes)), min(max_classes, 6))
+        members = _most_confused(counts, range(len(classes)), min(max_classes, 6))
     if len(members) > max_classes:
         how += f" ({max_classes} of {len(members)}, the most confused)"
-        members = most_confused(counts, members, max_classes)
-    if samples is not None:
-        present = set(samples.labels)
-        members, listed = [label for label in members if label in present], members
-        if len(members) < 2:
-            raise DataError(f"only {len(members)} of the {len(listed)} classes of the group have images here")
-    return Group(name, sorted(members), how)
+        members = _most_confused(counts, members, max_classes)
+    present = [label for label in members if samples is None or label in samples.labels]
+    if len(present) < 2:
+        raise DataError(f"only {len(present)} of the {len(members)} classes of the group have images here")
+    return Group(name, sorted(present), how)

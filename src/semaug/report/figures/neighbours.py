@@ -1,9 +1,8 @@
 """Real images nearest to augmented features: what semantic augmentation turns an image into."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,45 +10,14 @@ from torch import Tensor
 
 from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
-from semaug.report.charts import Photo, PhotoBlock, photo_grid, to_png
+from semaug.report.canvas import to_png
 from semaug.report.figures.features import ImageFeatures, choose_images, run_images
-from semaug.report.figures.figure import Figure, class_title, photo_fragment
-from semaug.report.figures.runs import FigureRun, check_same_classes, features_of_runs, open_run_with_covariance
+from semaug.report.figures.figure import Figure, class_title, fragment
+from semaug.report.figures.photos import Photo, PhotoBlock, photo_grid
+from semaug.report.figures.runs import CovarianceKind, FigureRun, features_of_runs, open_runs
 from semaug.util.errors import DataError, SettingError
 
-MEASURED = 200  # queries over which shares are measured
-
-
-@dataclass(frozen=True, eq=False)
-class _Neighbours:
-    """Indices of the neighbours of each query under one run."""
-
-    of_draws: list[list[int]]
-    of_query: list[list[int]]
-    shift: float  # mean of ‖a' − a‖ relative to the distance from a to its nearest other image
-
-
-def nearest_images(draws: Tensor, gallery: Tensor, digests: Sequence[bytes], query: int) -> list[int]:
-    """Find the nearest image of each draw; neither the query nor any image twice.
-
-    Args:
-        draws: Features (K, D).
-        gallery: Features of the images (N, D).
-        digests: Digest of each image; equal images count as one.
-        query: Index of the query.
-
-    Returns:
-        Index of the nearest image of each draw, in order.
-    """
-    taken = {digests[query]}
-    nearest = []
-    for distances in torch.cdist(draws.double(), gallery.double()):
-        for i in distances.argsort(stable=True).tolist():
-            if digests[i] not in taken:
-                taken.add(digests[i])
-                nearest.append(i)
-                break
-    return nearest
+_MEASURED = 200  # queries over which shares are measured
 
 
 def neighbours(
@@ -59,7 +27,7 @@ def neighbours(
     queries: int = 4,
     count: int = 5,
     limit: int = 2000,
-    covariance: Literal["run", "classwise"] = "run",
+    covariance: CovarianceKind = "run",
     strength: float | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -69,8 +37,8 @@ def neighbours(
 
     Numbers, by run: `same_class`, the share of neighbours that have the query's class, over up to 200 queries;
     `unmoved_same_class`, the same for the nearest neighbours of ``a`` itself; `kept`, the share of neighbours of the
-    draws that are among the latter; `shift`, the mean of ``‖a' − a‖`` relative to the distance from ``a`` to its nearest
-    other image. `chance` is the share for random images.
+    draws that are among the latter; `shift`, the mean of ``‖a' − a‖`` relative to the distance from ``a`` to its
+    nearest other image. `chance` is the share for random images.
 
     Args:
         runs: Run directories by label.
@@ -78,7 +46,7 @@ def neighbours(
         queries: Number of queries to show, drawn at random from different classes.
         count: Neighbours of each query, 1 to 10.
         limit: Most images.
-        covariance: The Σ; see :func:`semaug.report.figures.runs.open_run_with_covariance`.
+        covariance: The Σ.
         strength: λ; that of the end of training by default.
         seed: Seed of all random numbers.
         device: Where to run the networks.
@@ -92,23 +60,21 @@ def neighbours(
     """
     if not 1 <= count <= 10 or queries < 1:
         raise SettingError(f"need 1 to 10 neighbours of at least 1 query, not {count} of {queries}")
-    opened = [
-        open_run_with_covariance(label, path, covariance=covariance, strength=strength, device=device)
-        for label, path in runs.items()
-    ]
-    check_same_classes(opened)
+    opened = open_runs(runs, covariance, strength, device)
     samples = run_images(opened[0].classifier) if samples is None else samples
     computed = features_of_runs(samples, choose_images(samples, limit, seed), opened, side=128, progress=progress)
     if len(set(computed.digests)) <= count:
         raise DataError(f"{count} neighbours need more than {len(set(computed.digests))} different images")
-    asked = _queries(computed.labels.tolist(), queries, seed)
-    nearest = {run.label: _search(run, computed, asked, count, seed) for run in opened}
     labels = computed.labels.tolist()
+    asked = _queries(labels, queries, seed)
+    nearest, measured = {}, {}
+    for run in opened:
+        nearest[run.label], measured[run.label] = _search(run, computed, asked, count, seed)
     numbers: dict[str, Any] = {
         "queries": len(asked), "neighbours": count, "images": len(labels), "seed": seed,
         "shown": [computed.names[q] for q in asked[:queries]],
         "chance": float(np.mean([(labels.count(labels[q]) - 1) / (len(labels) - 1) for q in asked])),
-        "runs": {run.label: _numbers(nearest[run.label], labels, asked, run.strength) for run in opened},
+        "runs": measured,
     }  # fmt: skip
 
     def photo(i: int, query: int | None = None) -> Photo:
@@ -116,18 +82,14 @@ def neighbours(
         text = class_title(opened[0].classes[labels[i]])
         return Photo(computed.thumbnails[i], "same class" if same else text, computed.names[i], same)
 
-    blocks = [
-        PhotoBlock("", photo(q), [
-            (
-                run.label,
-                f"{100 * numbers['runs'][run.label]['same_class']:.0f} % same class, over all queries",
-                [photo(i, q) for i in nearest[run.label].of_draws[k]],
-            )
-            for run in opened
-        ])
-        for k, q in enumerate(asked[:queries])
-    ]  # fmt: skip
-    html = photo_fragment(blocks, "image of the query's class", "image of another class")
+    blocks = []
+    for k, q in enumerate(asked[:queries]):
+        notes = {
+            label: f"{100 * row['same_class']:.0f} % same class, over all queries" for label, row in measured.items()
+        }
+        rows = [(label, note, [photo(i, q) for i in nearest[label][k]]) for label, note in notes.items()]
+        blocks.append(PhotoBlock("", photo(q), rows))
+    html = fragment("photos.html", blocks=blocks, good="image of the query's class", bad="image of another class")
     title = "Nearest images of augmented features"
     return Figure("neighbours", title, _caption(opened, numbers), numbers, to_png(photo_grid(blocks)), None, html)
 
@@ -137,31 +99,43 @@ def _queries(labels: Sequence[int], shown: int, seed: int) -> list[int]:
     order: list[int] = np.random.default_rng([seed, 1]).permutation(len(labels)).tolist()
     first = {labels[i]: i for i in reversed(order)}  # the first of each class
     chosen = [i for i in order if first[labels[i]] == i][:shown]
-    return [*chosen, *(i for i in order if i not in chosen)][: max(MEASURED, shown)]
+    return [*chosen, *(i for i in order if i not in chosen)][: max(_MEASURED, shown)]
 
 
-def _search(run: FigureRun, computed: ImageFeatures, asked: Sequence[int], count: int, seed: int) -> _Neighbours:
-    gallery = computed.features[run.label]
-    own, labels = gallery[list(asked)], computed.labels[list(asked)]
-    draws = run.draws(own, labels, count, torch.Generator().manual_seed(seed))
-    of_draws = [nearest_images(draws[:, i], gallery, computed.digests, q) for i, q in enumerate(asked)]
-    of_query = [nearest_images(own[i].expand(count, -1), gallery, computed.digests, q) for i, q in enumerate(asked)]
+def _nearest_images(draws: Tensor, gallery: Tensor, digests: Sequence[bytes], query: int) -> list[int]:
+    """The nearest image of each draw (K, D) in the gallery (N, D); neither the query nor any image twice."""
+    taken = {digests[query]}
+    nearest = []
+    for distances in torch.cdist(draws.double(), gallery.double()):
+        for i in distances.argsort(stable=True).tolist():
+            if digests[i] not in taken:
+                taken.add(digests[i])
+                nearest.append(i)
+                break
+    return nearest
+
+
+def _search(
+    run: FigureRun, computed: ImageFeatures, asked: Sequence[int], count: int, seed: int
+) -> tuple[list[list[int]], dict[str, float]]:
+    """The neighbours of draws around each query, and what they show."""
+    gallery, labels = computed.features[run.label], computed.labels.tolist()
+    own = gallery[list(asked)]
+    draws = run.draws(own, computed.labels[list(asked)], count, torch.Generator().manual_seed(seed))
+    of_draws = [_nearest_images(draws[:, i], gallery, computed.digests, q) for i, q in enumerate(asked)]
+    of_query = [_nearest_images(own[i].expand(count, -1), gallery, computed.digests, q) for i, q in enumerate(asked)]
     closest = torch.stack([(gallery[q] - gallery[near[0]]).norm() for q, near in zip(asked, of_query, strict=True)])
     shift = (draws - own).norm(dim=2).mean(0) / closest.clamp_min(1e-12)
-    return _Neighbours(of_draws, of_query, float(shift.mean()))
 
+    def same_class(nearest: Sequence[Sequence[int]]) -> float:
+        return float(np.mean([labels[i] == labels[q] for q, near in zip(asked, nearest, strict=True) for i in near]))
 
-def _numbers(nearest: _Neighbours, labels: Sequence[int], asked: Sequence[int], strength: float) -> dict[str, float]:
-    def same_class(neighbours: Sequence[Sequence[int]]) -> float:
-        return float(np.mean([labels[i] == labels[q] for q, own in zip(asked, neighbours, strict=True) for i in own]))
-
-    kept = [len(set(a) & set(b)) / len(b) for a, b in zip(nearest.of_draws, nearest.of_query, strict=True)]
-    return {
-        "same_class": same_class(nearest.of_draws),
-        "unmoved_same_class": same_class(nearest.of_query),
-        "kept": float(np.mean(kept)),
-        "shift": nearest.shift,
-        "strength": strength,
+    return of_draws, {
+        "same_class": same_class(of_draws),
+        "unmoved_same_class": same_class(of_query),
+        "kept": float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(of_draws, of_query, strict=True)])),
+        "shift": float(shift.mean()),
+        "strength": run.strength,
     }
 
 
@@ -176,7 +150,8 @@ def _caption(runs: Sequence[FigureRun], numbers: Mapping[str, Any]) -> str:
     return (
         "Each row shows the real images whose features are nearest to draws from N(a, λΣ) around the feature a of the "
         "query on the left, each image once; queries are drawn at random. A solid blue frame is an image of the "
-        "query's class, a dashed orange one of another class. Share of neighbours of the query's class (in brackets: of "
-        f"the images nearest to a itself) over {numbers['queries']} queries among {numbers['images']} images: {shares}; "
-        f"by chance {100 * numbers['chance']:.0f} %. Distance of a draw, relative to that of the nearest image: {shifts}."
+        "query's class, a dashed orange one of another class. Share of neighbours of the query's class (in brackets: "
+        f"of the images nearest to a itself) over {numbers['queries']} queries among {numbers['images']} images: "
+        f"{shares}; by chance {100 * numbers['chance']:.0f} %. Distance of a draw from a, relative to that of the "
+        f"nearest image: {shifts}."
     ) + "".join(f" For {', '.join(labels)}, {note}." for note, labels in notes.items())

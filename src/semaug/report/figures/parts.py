@@ -15,7 +15,7 @@ from semaug.inference.pictures import data_uri
 from semaug.p2p.alignment import reordered
 from semaug.p2p.model import P2PNet
 from semaug.p2p.proposals import crop_parts, padding
-from semaug.report.charts import COLOURS
+from semaug.report.canvas import COLOURS
 from semaug.report.figures.features import compute_features, run_images
 from semaug.report.figures.figure import Figure, fragment
 from semaug.util.errors import RunError, SettingError
@@ -87,7 +87,7 @@ def parts(
         "seed": seed,
     }
     caption = (
-        f"The {order.shape[1]} parts that P2P-Net picks in {len(shown)} images, which were drawn at random. On the left "
+        f"The {order.shape[1]} parts that P2P-Net picks in {len(shown)} images, drawn at random. On the left "
         "the image with its parts as numbered frames (grey: beyond its edge), then each part as the network sees it. "
         "Number and colour are the place in the canonical order; the more a column shows the same part of the bodies, "
         f"the better it was learned. A part's side is {sides:.2f} of the image's on average."

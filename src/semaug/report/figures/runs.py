@@ -1,6 +1,6 @@
 """Finished runs opened for figures: the network that computes features, and its Σ."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,28 +21,21 @@ from semaug.report.reading import number
 from semaug.training.methods import METHODS, Augmentation, make_learner
 from semaug.util.errors import ModelError, RunError, SemaugError, SettingError
 
+CovarianceKind = Literal["run", "classwise"]
+"""The Σ of a run's best epoch, or the class-wise covariance of the features of its training split."""
+
 
 @dataclass(frozen=True, eq=False)
 class FigureRun:
-    """A finished run: its network in evaluation mode, and its Σ if that was asked for.
-
-    Args:
-        label: Name of the run in figures.
-        path: Run directory.
-        classifier: Network, classes and preprocessing.
-        network: The network as features and a head.
-        source: Source of Σ, or None.
-        strength: λ.
-        notes: Sentences about Σ for captions.
-    """
+    """A finished run: the network of its best epoch, and a Σ."""
 
     label: str
     path: Path
     classifier: Classifier
     network: Network
-    source: Source | None = None
-    strength: float = 0.0
-    notes: tuple[str, ...] = ()
+    source: Source | None = None  # of Σ
+    strength: float = 0.0  # λ
+    notes: tuple[str, ...] = ()  # sentences about Σ, for captions
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -70,97 +63,68 @@ class FigureRun:
 
     @torch.no_grad()
     def draws(self, features: Tensor, labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """Draw augmented features ``a' ~ N(a, λΣ)``.
-
-        Args:
-            features: Features a (N, D).
-            labels: Their classes (N,).
-            count: Draws of each feature.
-            generator: Source of random numbers.
-
-        Returns:
-            The draws (count, N, D).
-        """
+        """Draw augmented features ``a' ~ N(a, λΣ)``, (count, N, D), of features a (N, D) with labels (N,)."""
         assert self.source is not None
         return self.source(features, labels).sample(features, count, self.strength, generator)
 
 
-def open_run(label: str, path: Path, device: str = "cpu") -> FigureRun:
-    """Open a finished run with the network of its best epoch.
+def open_runs(
+    runs: Mapping[str, Path],
+    covariance: CovarianceKind | None = None,
+    strength: float | None = None,
+    device: str = "cpu",
+) -> list[FigureRun]:
+    """Open finished runs.
 
     Args:
-        label: Name of the run in figures.
-        path: Run directory.
-        device: Where to run the network.
+        runs: Run directories by label.
+        covariance: The Σ to open; None for runs without Σ. Every run has a class-wise one.
+        strength: λ; by default that of the end of training, or 1 for a class-wise Σ of a run without λ.
+        device: Where to run the networks.
 
     Returns:
-        The run, without Σ.
+        The runs.
 
     Raises:
-        SemaugError: If it is not a finished run, or its model is not features and a linear head.
+        SettingError: If `strength` is not positive.
+        RunError: If there is no run, one has not finished or has no such Σ, or their classes differ.
+        ModelError: If a model is not features and a linear head.
     """
+    if strength is not None and not strength > 0:
+        raise SettingError(f"`strength` must be positive, not {strength:g}")
+    opened = [_open(label, path, covariance, strength, device) for label, path in runs.items()]
+    if not opened:
+        raise RunError("give at least one run directory")
+    for run in opened[1:]:
+        if run.classes != opened[0].classes:
+            raise RunError(f"{run.path} and {opened[0].path} do not have the same classes and cannot be compared")
+    return opened
+
+
+def _open(label: str, path: Path, covariance: CovarianceKind | None, strength: float | None, device: str) -> FigureRun:
     with torch.random.fork_rng(devices=[]):  # a new network draws weights, which are then replaced
         classifier = load_classifier(path, device)
     try:
-        return FigureRun(label, path, classifier, Network(classifier.model.eval()))
-    except ValueError as error:  # the model is not features and a linear head
+        run = FigureRun(label, path, classifier, Network(classifier.model.eval()))
+    except ValueError as error:
         raise ModelError(str(error)) from error
-
-
-def check_same_classes(runs: Sequence[FigureRun]) -> None:
-    """Check that there are runs and that all know the same classes.
-
-    Args:
-        runs: The runs.
-
-    Raises:
-        RunError: If not.
-    """
-    if not runs:
-        raise RunError("give at least one run directory")
-    for run in runs[1:]:
-        if run.classes != runs[0].classes:
-            raise RunError(f"{run.path} and {runs[0].path} do not have the same classes and cannot be compared")
-
-
-def open_run_with_covariance(
-    label: str,
-    path: Path,
-    *,
-    covariance: Literal["run", "classwise"] = "run",
-    strength: float | None = None,
-    device: str = "cpu",
-) -> FigureRun:
-    """Open a finished run with a Σ.
-
-    Args:
-        label: Name of the run in figures.
-        path: Run directory.
-        covariance: ``"run"`` for the Σ of the best epoch; ``"classwise"`` for the class-wise covariance of the features
-            of the training split, which every run has.
-        strength: λ; by default that of the end of training, or 1 for a class-wise Σ of a run without λ.
-        device: Where to run the network.
-
-    Returns:
-        The run.
-
-    Raises:
-        SemaugError: If the run has no such Σ, or λ is not positive.
-    """
-    run = open_run(label, path, device)
-    if strength is not None and not strength > 0:
-        raise SettingError(f"`strength` must be positive, not {strength:g}")
+    if covariance is None:
+        return run
     if covariance == "run":
         run = replace(run, source=_trained_source(run))
     if strength is None:
         metrics = read_metrics(path)
-        strength = (number(metrics[-1].get("strength")) if metrics else None) or 0.0
-        if covariance == "classwise" and not strength > 0:
-            strength = 1.0  # as far as features of the class spread
+        strength = (number(metrics[-1].get("strength")) if metrics else None) or (covariance == "classwise") * 1.0
         if not strength > 0:
             raise RunError(f"λ was 0 in all of {path}, which has too few epochs; give a `strength`, or train longer")
-    run = replace(run, strength=strength)
-    return run if covariance == "run" else _with_classwise_covariance(run)
+    if covariance == "run":
+        return replace(run, strength=strength)
+    samples = run_images(classifier, "train")
+    source = ClassCovariance(len(run.classes), run.network.feature_dim)
+    computed = compute_features(samples, range(len(samples)), classifier, {label: run.features})
+    source.update(computed.features[label], computed.labels)
+    note = f"Σ is the class-wise covariance of the final features of the {len(samples)} training images"
+    return replace(run, source=source, strength=strength, notes=(note,))
 
 
 def _trained_source(run: FigureRun) -> Source:
@@ -183,20 +147,10 @@ def _trained_source(run: FigureRun) -> Source:
         source.load_state_dict(read_weights(file))
     except SemaugError:
         raise
-    except Exception as error:  # config.json may come from anywhere, and does not fit the file
-        raise RunError(
-            f"{file} does not fit the settings of {run.path}: {' '.join(str(error).split())[:200]}"
-        ) from error
+    except Exception as error:  # config.json may come from anywhere
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(f"{file} does not fit the settings of {run.path}: {reason}") from error
     return source
-
-
-def _with_classwise_covariance(run: FigureRun) -> FigureRun:
-    samples = run_images(run.classifier, "train")
-    source = ClassCovariance(len(run.classes), run.network.feature_dim)
-    computed = compute_features(samples, range(len(samples)), run.classifier, {"own": run.features})
-    source.update(computed.features["own"], computed.labels)
-    note = f"Σ is the class-wise covariance of the final features of the {len(samples)} training images"
-    return replace(run, source=source, notes=(note,))
 
 
 def features_of_runs(

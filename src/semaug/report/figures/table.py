@@ -109,7 +109,9 @@ def describe_figures() -> str:
     Returns:
         A sentence for each.
     """
-    first = "Draw the figures of the paper from finished runs: PNG, SVG where it is vector, and an interactive HTML page."
+    first = (
+        "Draw the figures of the paper from finished runs: PNG, SVG where it is vector, and an interactive HTML page."
+    )
     return "\n\n".join([first, *(f"{name}: {kind.summary}." for name, kind in FIGURES.items())])
 
 

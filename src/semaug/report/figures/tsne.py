@@ -9,11 +9,12 @@ import numpy.typing as npt
 
 from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
-from semaug.report.charts import Panel, scatter, to_png, to_svg
+from semaug.report.canvas import to_png, to_svg
 from semaug.report.figures.features import choose_images, run_images
-from semaug.report.figures.figure import Figure, class_title, scatter_fragment
+from semaug.report.figures.figure import Figure, class_title
 from semaug.report.figures.groups import choose_group
-from semaug.report.figures.runs import check_same_classes, features_of_runs, open_run
+from semaug.report.figures.runs import features_of_runs, open_runs
+from semaug.report.figures.scatter import Panel, scatter, scatter_fragment
 from semaug.util.errors import DataError, SettingError
 
 Array = npt.NDArray[np.float64]
@@ -128,8 +129,7 @@ def tsne(
     Raises:
         SemaugError: If runs cannot be compared, or there is no such group.
     """
-    opened = [open_run(label, path, device) for label, path in runs.items()]
-    check_same_classes(opened)
+    opened = open_runs(runs, device=device)
     classes, paths = opened[0].classes, list(runs.values())
     samples = run_images(opened[0].classifier) if samples is None else samples
     chosen = choose_group(paths, classes, group=group, groups=groups, max_classes=max_classes, samples=samples)

@@ -186,7 +186,7 @@ class Result:
         Returns:
             The contents of an SVG file.
         """
-        from semaug.report import charts
+        from semaug.report import canvas, charts
 
         values, spreads, texts = [], [], []
         for name, timing in self.timings.items():
@@ -201,9 +201,9 @@ class Result:
             series.append(charts.Series(label, slot, values, spread=spreads, texts=shown))
         figure = charts.rows([timing.title for timing in self.timings.values()], series, reference=1.0)
         title = "Time of a training step, relative to plain cross-entropy"
-        figure.text(0, 1, "\n".join(self.heading()), va="bottom", color=charts.SOFT)
-        figure.text(0, 1 + 0.4 / figure.get_figheight(), title, va="bottom", size=11, weight="bold", color=charts.INK)
-        return charts.to_svg(figure, title)
+        figure.text(0, 1, "\n".join(self.heading()), va="bottom", color=canvas.SOFT)
+        figure.text(0, 1 + 0.4 / figure.get_figheight(), title, va="bottom", size=11, weight="bold", color=canvas.INK)
+        return canvas.to_svg(figure, title)
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float | None]:

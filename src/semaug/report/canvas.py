@@ -1,4 +1,4 @@
-"""The style of all charts: colours and markers of series, axes in inches, and figures as SVG or PNG."""
+"""What all charts share: colours and markers of series, axes in inches, and figures as SVG or PNG."""
 
 import io
 import itertools
@@ -7,14 +7,13 @@ import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The colours of Okabe and Ito, which all readers can tell apart, darkened for a white page. palette.css repeats them.
+# The colours of Okabe and Ito, which all readers can tell apart, darkened for a white page.
 COLOURS = ("#0072b2", "#d55e00", "#00805f", "#9a4c95", "#8a6d00", "#4d5560", "#3aa0dc", "#e69f00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (3, 1.5)), (0, (6, 2, 1, 2)), (0, (1.5, 1.5)), (0, (9, 2)))
@@ -36,49 +35,15 @@ _STYLE = {
     "legend.handlelength": 2.6,
 }  # fmt: skip
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
-
-plain = "{:.3g}".format
-"""Writes a number with three significant digits."""
-
-
-def percent(share: float) -> str:
-    """Write a share in percent with three significant digits; 1 is 100 %."""
-    return f"{100 * share:.3g} %"
+_ROOT = {
+    "xmlns": "http://www.w3.org/2000/svg", "stroke-linejoin": "round",
+    "font-family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif",
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Series:
-    """The values of one run or method.
-
-    Args:
-        label: Name in legends.
-        slot: Number that decides colour, marker and dashes; see :func:`slots`.
-        values: Values; None where there is none.
-        x: Place of each value on the horizontal axis; not used by rows.
-        spread: Half length of the error bar of each value.
-        texts: Text beside each bar; the value by default.
-        hollow: Whether markers are hollow and lines dotted, for values that were not measured here.
-    """
-
-    label: str
-    slot: int
-    values: Sequence[float | None]
-    x: Sequence[float] = ()
-    spread: Sequence[float | None] = ()
-    texts: Sequence[str] = ()
-    hollow: bool = False
-
-    @property
-    def colour(self) -> str:
-        """The colour of the series."""
-        return COLOURS[self.slot % len(COLOURS)]
-
-    @property
-    def look(self) -> dict[str, Any]:
-        """Options of matplotlib for the line and the markers."""
-        look = {"color": self.colour, "ls": DASHES[self.slot % 6], "marker": MARKERS[self.slot % 8], "ms": 4.5}
-        return look | ({"mfc": "none", "mew": 1.2, "ls": ":"} if self.hollow else {"mew": 0})
+def clean(text: str) -> str:
+    """Replace characters that XML does not allow, such as control characters in hostile names."""
+    return _NO_XML.sub("\ufffd", text)
 
 
 def slots(methods: Sequence[str]) -> list[int]:
@@ -88,7 +53,7 @@ def slots(methods: Sequence[str]) -> list[int]:
         methods: Name of the method of each series.
 
     Returns:
-        A slot for each series.
+        A slot for each series, which decides its colour, marker and dashes.
 
     Example:
         >>> slots(["basic", "isda", "isda"])
@@ -104,7 +69,7 @@ def slots(methods: Sequence[str]) -> list[int]:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Use the settings of matplotlib that all charts share; also as a decorator."""
+    """Use the settings of matplotlib that all charts share; a decorator of functions that draw."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
@@ -114,12 +79,12 @@ def style() -> Iterator[None]:
 def panels(
     count: int, columns: int, size: tuple[float, float], margins: tuple[float, float, float, float], below: float = 0
 ) -> tuple["Figure", list["Axes"]]:
-    """Make a figure with axes side by side, all in inches.
+    """Make a figure with axes side by side.
 
     Args:
         count: Number of axes.
         columns: Most axes in a row.
-        size: Width and height of the axes.
+        size: Width and height of the axes in inches.
         margins: Margins left, right, above and below each.
         below: Space at the bottom of the figure.
 
@@ -138,37 +103,11 @@ def panels(
 
 
 def add_legend(figure: "Figure", handles: Sequence[Any], columns: int) -> None:
-    """Add a legend below everything else.
-
-    Args:
-        figure: The figure.
-        handles: Artists with labels.
-        columns: Most columns; there are fewer where they would not fit.
-    """
+    """Add a legend of artists with labels below everything else, in as many columns as fit."""
     widest = CHARACTER * max(len(str(handle.get_label())) for handle in handles) + 0.6
     fitting = max(1, min(columns, int(figure.get_figwidth() / widest)))
     anchor = 0.5, 0.3 / figure.get_figheight()
     figure.legend(handles=handles, loc="upper center", bbox_to_anchor=anchor, ncols=fitting, columnspacing=1.6)
-
-
-@style()
-def swatch(slot: int, line: bool = True) -> "Figure":
-    """Draw the marker of a series, for legends in HTML.
-
-    Args:
-        slot: Number of the series.
-        line: Whether to draw its line too.
-
-    Returns:
-        A tiny figure.
-    """
-    figure, [axes] = panels(1, 1, (0.45 if line else 0.05, 0.05), (0, 0, 0, 0))
-    axes.set_axis_off()
-    look = Series("", slot, ()).look
-    axes.plot(
-        [0, 1, 2] if line else [1], [0, 0, 0] if line else [0], markevery=[1 if line else 0], clip_on=False, **look
-    )
-    return figure
 
 
 def to_png(figure: "Figure") -> bytes:
@@ -211,7 +150,7 @@ def to_svg(figure: "Figure", label: str) -> str:
         warnings.simplefilter("ignore")  # browsers have a font for every character
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", metadata=metadata, bbox_inches="tight", pad_inches=0.05)
-    root = ElementTree.fromstring(_NO_XML.sub("\ufffd", file.getvalue()))
+    root = ElementTree.fromstring(clean(file.getvalue()))
     used = set(re.findall(r'(?:url\(|href=")#([^")]+)', file.getvalue()))
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
@@ -225,19 +164,17 @@ def to_svg(figure: "Figure", label: str) -> str:
                 continue  # other charts of the page have the same
             elif not value.startswith("rotate(-0 "):
                 element.set(name.rpartition("}")[2], _rounded(value) if name in ("d", "x", "y") else value)
-    common = {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "aria-label": _NO_XML.sub("\ufffd", label)}
-    root.attrib = {**common, "stroke-linejoin": "round", "font-family": _FONTS, **root.attrib}
+    root.attrib = {**_ROOT, "role": "img", "aria-label": clean(label), **root.attrib}
     return ElementTree.tostring(root, encoding="unicode")
 
 
 def _presentation(text: str) -> dict[str, str]:
     """A style attribute as presentation attributes."""
-    pairs = {name.strip(): value.strip() for name, _, value in (part.partition(":") for part in text.split(";")) if value}
+    pairs = {name.strip(): value.strip() for name, _, value in (part.partition(":") for part in text.split(";"))}
     font = re.match(r"(?:.*?\b(bold|\d{3}) )?([\d.]+)px", pairs.pop("font", ""))  # some versions of matplotlib
     if font:
         pairs |= {"font-size": f"{font[2]}px", "font-weight": font[1] or "normal"}
-    pairs.pop("font-family", None)
-    return pairs
+    return {name: value for name, value in pairs.items() if value and name != "font-family"}
 
 
 def _rounded(numbers: str) -> str:
