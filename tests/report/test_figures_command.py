@@ -19,6 +19,7 @@ from semaug.report.html import chart
 from semaug.util.files import read_json, write_json
 
 Runs = dict[str, Path]
+Train = Callable[..., Path]
 
 
 def figures(*arguments: str | Path) -> int:
