@@ -24,7 +24,7 @@ CHARACTER = 0.078  # width of a character in inches, as an estimate
 _METHOD_SLOTS = {
     "isda": 0, "learnable": 1, "constant": 2, "joint": 3, "p2p": 4, "basic": 5, "p2p+isda": 6, "p2p+learnable": 7,
 }  # fmt: skip
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "svg.fonttype": "none", "svg.hashsalt": "semaug", "font.size": 8.5, "text.color": INK,
     "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlecolor": INK,
@@ -49,15 +49,8 @@ def clean(text: str) -> str:
 def slots(methods: Sequence[str]) -> list[int]:
     """Number series so that each method keeps its colour and no two series look alike.
 
-    Args:
-        methods: Name of the method of each series.
-
-    Returns:
-        A slot for each series, which decides its colour, marker and dashes.
-
-    Example:
-        >>> slots(["basic", "isda", "isda"])
-        [5, 0, 1]
+    >>> slots(["basic", "isda", "isda"])
+    [5, 0, 1]
     """
     taken: list[int | None] = []
     for method in methods:
@@ -111,14 +104,7 @@ def add_legend(figure: "Figure", handles: Sequence[Any], columns: int) -> None:
 
 
 def to_png(figure: "Figure") -> bytes:
-    """Draw a figure as PNG.
-
-    Args:
-        figure: The figure; it is cut out to what was drawn.
-
-    Returns:
-        The bytes of the file, the same on every call.
-    """
+    """Draw a figure as PNG, cut out to what was drawn; the same bytes on every call."""
     file = io.BytesIO()
     with style(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -133,17 +119,10 @@ def to_png(figure: "Figure") -> bytes:
 
 
 def to_svg(figure: "Figure", label: str) -> str:
-    """Draw a figure as SVG, for an HTML page or a file.
+    """Draw a figure as SVG, for an HTML page or a file; `label` is for screen readers.
 
     Text stays text. Style attributes, which the policy of our pages forbids, become presentation attributes, so that a
-    style sheet can replace the colours in a dark scheme.
-
-    Args:
-        figure: The figure; it is cut out to what was drawn.
-        label: What the picture shows, for screen readers.
-
-    Returns:
-        The ``<svg>`` element, the same on every call.
+    style sheet can replace the colours in a dark scheme. The result is the same on every call.
     """
     file = io.StringIO()
     with style(), warnings.catch_warnings():

@@ -79,15 +79,7 @@ class LineChart:
 
 @style()
 def swatch(slot: int, line: bool = True) -> "Figure":
-    """Draw the marker of a series, for legends in HTML.
-
-    Args:
-        slot: Number of the series.
-        line: Whether to draw its line too.
-
-    Returns:
-        A tiny figure.
-    """
+    """Draw the marker of a series, and its line if asked for, for legends in HTML."""
     figure, [axes] = panels(1, 1, (0.45 if line else 0.05, 0.05), (0, 0, 0, 0))
     axes.set_axis_off()
     x = [0, 1, 2] if line else [1]
@@ -253,14 +245,9 @@ def rows(
 
 @style()
 def confusion_matrix(names: Sequence[str], entries: Sequence[tuple[int, int, int]]) -> "Figure":
-    """Draw how often each class was taken for each other one, as shares of the images of each class.
+    """Draw how often each class was taken for each other one: right answers are blue, wrong ones orange.
 
-    Args:
-        names: Names of the classes; up to 40 are shown, more are numbered.
-        entries: True class, predicted class and number of images of each cell that is not zero.
-
-    Returns:
-        The figure: right answers are blue, wrong ones orange.
+    Each entry is a true class, a predicted class and a number of images. Up to 40 classes are named, more are numbered.
     """
     import matplotlib
     from matplotlib.cm import ScalarMappable

@@ -23,14 +23,7 @@ def _standard_error(run: ReportedRun) -> float | None:
 
 
 def headline(runs: Sequence[ReportedRun]) -> tuple[str, str]:
-    """Say what was trained and which run is best.
-
-    Args:
-        runs: The runs.
-
-    Returns:
-        The title of the page, and the result in a sentence or two.
-    """
+    """Write the title of a page about runs, and which run is best, in a sentence or two."""
     subject = f"{runs[0].method}, {runs[0].text('model')}" if len(runs) == 1 else f"{len(runs)} runs"
     title = f"{subject} on {', '.join(dict.fromkeys(run.text('data') for run in runs))}"
     scored = sorted((run for run in runs if run.score("top1") is not None), key=lambda run: -_top1(run))
@@ -64,12 +57,8 @@ def _images(run: ReportedRun) -> str:
 def settings(runs: Sequence[ReportedRun]) -> tuple[dict[str, Any], list[tuple[str, list[str]]]]:
     """Compare the settings of runs.
 
-    Args:
-        runs: The runs.
-
-    Returns:
-        The settings that all runs share, as lists ``main`` and ``others`` of name and text; and those that differ, with
-        a text for each run.
+    Returns the settings that all runs share, as lists ``main`` and ``others`` of name and text, and those that differ,
+    with a text for each run.
     """
     flat = [_flat(run.config) for run in runs]
     common: dict[str, list[tuple[str, str]]] = {"main": [], "others": []}
@@ -108,14 +97,7 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def comparison(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
-    """Collect the scores of runs.
-
-    Args:
-        runs: The runs.
-
-    Returns:
-        A row for each run: the run, whether it is the best, its split and its scores, None where there is none.
-    """
+    """List for each run the run itself, whether it is the best, its split and its scores (None if missing)."""
     best = max((run.score("top1") or -1.0 for run in runs), default=-1.0)
     scores = ("top1", "top5", "mean_class_accuracy", "calibration_error")
     return [

@@ -64,15 +64,7 @@ def _slope(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> float | 
 
 
 def metric_charts(runs: Sequence[ReportedRun], metrics: Sequence[Metric]) -> list[LineChart]:
-    """Make a chart of each metric that any of the runs has.
-
-    Args:
-        runs: The runs.
-        metrics: The metrics.
-
-    Returns:
-        The charts, one curve for each run that has the metric.
-    """
+    """Make a chart of each metric that any of the runs has."""
     charts = []
     for metric in metrics:
         series = []

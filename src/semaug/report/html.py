@@ -24,14 +24,7 @@ _THEME |= {f"c{i}": colour for i, colour in enumerate(canvas.COLOURS)}
 
 @cache
 def environment(*packages: str) -> "Environment":
-    """Make the environment of templates.
-
-    Args:
-        packages: Packages with a folder ``templates``; they may extend and import the templates of the report.
-
-    Returns:
-        The environment, which escapes all texts.
-    """
+    """Make the environment of the templates of some packages; they may use those of the report. Texts are escaped."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     made = Environment(

@@ -35,14 +35,7 @@ def write_report(runs: list[Path], output: Path) -> None:
 
 
 def render(runs: Sequence[ReportedRun]) -> str:
-    """Render the report.
-
-    Args:
-        runs: The runs.
-
-    Returns:
-        The page as HTML.
-    """
+    """Render the report of runs as HTML."""
     title, summary = headline(runs)
     common, differing = settings(runs)
     augmenting = [run for run in runs if augments(run)]  # the others would add lines at zero
@@ -104,9 +97,8 @@ def _confusion_matrix(run: ReportedRun) -> Any:
 
 
 def _pictures(run: ReportedRun) -> dict[str, Any]:
-    right, wrong = [], []
-    for sample in run.samples:
-        (right if sample.get("true") == sample.get("predicted") else wrong).append(sample)
+    right = [sample for sample in run.samples if sample.get("true") == sample.get("predicted")]
+    wrong = [sample for sample in run.samples if sample not in right]
     return {"run": run, "wrong": wrong[:SHOWN_PICTURES], "right": right[:SHOWN_PICTURES]}
 
 

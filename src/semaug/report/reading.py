@@ -86,14 +86,9 @@ def method_title(name: str) -> str:
 
 
 def confusion_entries(evaluation: Any, classes: int) -> list[tuple[int, int, int]]:
-    """Read the confusion matrix of an evaluation.
+    """Read the confusion matrix in the contents of evaluation.json, whatever they are.
 
-    Args:
-        evaluation: Contents of evaluation.json, whatever they are.
-        classes: Number of classes.
-
-    Returns:
-        True class, predicted class and number of images of each entry; malformed entries are left out.
+    Returns true class, predicted class and number of images of each entry that is well formed.
     """
     entries = evaluation.get("confusion") if isinstance(evaluation, dict) else None
     return [
@@ -107,13 +102,7 @@ def confusion_entries(evaluation: Any, classes: int) -> list[tuple[int, int, int
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
-    """Read run directories.
-
-    Args:
-        paths: The directories.
-
-    Returns:
-        The runs in the same order. They are named by method, or by directory where methods repeat.
+    """Read run directories; runs are named by method, or by directory where methods repeat.
 
     Raises:
         RunError: If there is no path, or one is not a run directory.

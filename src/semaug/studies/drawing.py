@@ -26,15 +26,7 @@ def _shows_paper(setup: Setup) -> bool:
 
 
 def accuracy_dots(section: Section, setup: Setup) -> "Figure | None":
-    """Draw the accuracy of each measured cell, and the paper's at full scale.
-
-    Args:
-        section: The section.
-        setup: Scale and folders.
-
-    Returns:
-        The chart; None if nothing was measured, or the section shows something else.
-    """
+    """Draw the accuracy of each measured cell, and the paper's at full scale; None if there is nothing to show."""
     measured = [row for row in section.rows if row.mean is not None]
     if not measured or section.experiment.kind not in ("table", "bars"):
         return None
@@ -46,7 +38,7 @@ def accuracy_dots(section: Section, setup: Setup) -> "Figure | None":
         names.append(f"{', '.join(place)}: {row.cell.title}" if place else row.cell.title)
     others = published() if section.experiment.published and _shows_paper(setup) else ()
     names += [f"{row.method} ({row.backbone})" for row in others]
-    missing = [None] * len(others)
+    missing: list[float | None] = [None] * len(others)
     series = [
         Series("ours", 0, [row.mean for row in measured] + missing, spread=[row.spread for row in measured] + missing)
     ]
@@ -57,30 +49,14 @@ def accuracy_dots(section: Section, setup: Setup) -> "Figure | None":
 
 
 def dots_label(section: Section, setup: Setup) -> str:
-    """Describe the chart of accuracies.
-
-    Args:
-        section: The section.
-        setup: Scale and folders.
-
-    Returns:
-        A sentence without full stop.
-    """
+    """Describe the chart of accuracies, without a full stop."""
     beside = "; hollow: the paper's, or as published" if _shows_paper(setup) else ""
     split = "validation" if any(run.split == "val" for row in section.rows for run in row.runs) else "test"
     return f"Top-1 accuracy on the {split} split, with ± the standard deviation over seeds{beside}"
 
 
 def line_charts(section: Section, setup: Setup) -> list[LineChart]:
-    """Make the charts of curves of a section.
-
-    Args:
-        section: The section.
-        setup: Scale and folders.
-
-    Returns:
-        The charts that have something to show.
-    """
+    """Make the charts of curves of a section that have something to show."""
     made: list[LineChart] = []
     if section.experiment.kind == "lines":
         made.append(_accuracy_sweep(section, setup))

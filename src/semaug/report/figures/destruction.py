@@ -46,14 +46,7 @@ def _photos(row: Destruction) -> list[Photo]:
 
 
 def destruction_fragment(measured: Sequence[Destruction]) -> str:
-    """Render the measurement as bars, with an example of each augmentation.
-
-    Args:
-        measured: The measurements.
-
-    Returns:
-        A part of a page.
-    """
+    """Render the measurement as a part of a page: bars, and an example of each augmentation."""
     from semaug.report.html import chart
 
     bars = chart(_bars(measured), "Share of images that lose their only cue, by augmentation")

@@ -1,7 +1,7 @@
 """The images of a figure: which ones, their thumbnails, and their features under networks."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,9 +15,11 @@ from torch import Tensor
 from semaug.data.images import ProgressCallback
 from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
-from semaug.data.samples import Samples
-from semaug.inference.evaluate import match_classes
-from semaug.inference.runs import Classifier, split_settings
+from semaug.data.samples import Samples, subset
+from semaug.inference.classifier import Classifier
+from semaug.inference.evaluation import match_classes
+from semaug.inference.loop import decode_samples
+from semaug.inference.runs import split_settings
 from semaug.util.errors import DataError, RunError, TrainingError
 from semaug.util.progress import Progress
 
@@ -25,14 +27,10 @@ _BATCH = 32
 
 
 def run_images(classifier: Classifier, split: Literal["train", "evaluation"] = "evaluation") -> Samples:
-    """Open the images that a run was trained or evaluated on.
+    """Open the images that a run was trained or evaluated on, labelled by its classes.
 
-    Args:
-        classifier: The run's classifier.
-        split: ``"train"``, or ``"evaluation"``: the test split, or the validation split if there is no test split.
-
-    Returns:
-        The images, labelled by the run's classes, without those that training skipped.
+    Evaluation is the test split, or the validation split if there is no test split. Images that training skipped are
+    left out.
 
     Raises:
         RunError: If the run does not say which data it was trained on.
@@ -55,28 +53,10 @@ def run_images(classifier: Classifier, split: Literal["train", "evaluation"] = "
         samples = readable[name]
         if message is not None:
             Progress().say(message)
-    order = match_classes(classifier.classes, data.classes)
-    return _Relabelled(samples, tuple(order[label] for label in samples.labels))
-
-
-@dataclass(frozen=True)
-class _Relabelled:
-    """Images with other labels."""
-
-    samples: Samples
-    labels: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def load(self, i: int) -> Image.Image:
-        return self.samples.load(i)
-
-    def name(self, i: int) -> str:
-        return self.samples.name(i)
-
-    def fingerprint(self) -> str:
-        return self.samples.fingerprint()
+    relabelled, order = subset(samples, range(len(samples))), match_classes(classifier.classes, data.classes)
+    for i, label in enumerate(samples.labels):
+        relabelled.labels[i] = order[label]
+    return relabelled
 
 
 def choose_images(samples: Samples, limit: int, seed: int, classes: Sequence[int] | None = None) -> list[int]:
@@ -141,8 +121,7 @@ def compute_features(
     """
     parts: dict[str, list[Tensor]] = {name: [] for name in functions}
     thumbnails, digests = [], []
-    for batch in _batches(samples, indices):
-        pixels = [classifier.preprocessing.pixels(image) for image in batch]
+    for pixels in decode_samples(samples, indices, classifier.preprocessing, _BATCH):
         digests += [hashlib.sha256(p.tobytes()).digest() for p in pixels]
         thumbnails += [np.asarray(Image.fromarray(p).resize((side, side), Image.Resampling.BOX)) for p in pixels]
         stacked = torch.from_numpy(np.stack(pixels))
@@ -159,14 +138,3 @@ def compute_features(
     labels = torch.tensor([samples.labels[i] for i in indices])
     names = tuple(samples.name(i) for i in indices)
     return ImageFeatures(labels, names, features, np.stack(thumbnails), tuple(digests))
-
-
-def _batches(samples: Samples, indices: Sequence[int]) -> Iterator[list[Image.Image]]:
-    for start in range(0, len(indices), _BATCH):
-        images = []
-        for i in indices[start : start + _BATCH]:
-            try:
-                images.append(samples.load(i))
-            except (OSError, ValueError, SyntaxError) as error:  # of samples that do not report it themselves
-                raise DataError(f"cannot read the image {samples.name(i)}: {error}") from error
-        yield images

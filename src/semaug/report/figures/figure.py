@@ -36,15 +36,8 @@ class Figure:
 def class_title(name: str) -> str:
     """Write the name of a class as people write it.
 
-    Args:
-        name: Name of a class.
-
-    Returns:
-        The name without number and underscores.
-
-    Example:
-        >>> class_title("001.Black_footed_Albatross")
-        'Black footed Albatross'
+    >>> class_title("001.Black_footed_Albatross")
+    'Black footed Albatross'
     """
     return re.sub(r"^\d+\.", "", name).replace("_", " ").strip() or name
 

@@ -38,14 +38,7 @@ def _name_groups(classes: Sequence[str]) -> dict[str, list[int]]:
 
 
 def table_groups(file: Path, classes: Sequence[str]) -> dict[str, list[int]]:
-    """Read groups from a CSV file with the columns ``class`` and ``group``.
-
-    Args:
-        file: The file; classes that it does not list are in no group.
-        classes: Names of the classes.
-
-    Returns:
-        Classes by group.
+    """Read groups from a CSV file with the columns ``class`` and ``group``: classes by group.
 
     Raises:
         DataError: If the file cannot be read, lacks a column or names an unknown class.

@@ -42,14 +42,7 @@ class PhotoBlock:
 
 @style()
 def photo_grid(blocks: Sequence[PhotoBlock]) -> "Figure":
-    """Draw blocks of photos, two side by side.
-
-    Args:
-        blocks: The photos; all blocks have the same number of rows.
-
-    Returns:
-        The figure.
-    """
+    """Draw blocks of photos, two side by side; all have the same number of rows."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 

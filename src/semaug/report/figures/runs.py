@@ -12,7 +12,9 @@ from torch.optim import SGD
 
 from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
-from semaug.inference.runs import Classifier, load_classifier, read_metrics
+from semaug.inference.classifier import Classifier, load_classifier
+from semaug.inference.runs import read_metrics
+from semaug.isda.covariance import Covariance
 from semaug.isda.sources import ClassCovariance, Source
 from semaug.network.models import read_weights
 from semaug.network.network import Network
@@ -63,9 +65,20 @@ class FigureRun:
 
     @torch.no_grad()
     def draws(self, features: Tensor, labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """Draw augmented features ``a' ~ N(a, λΣ)``, (count, N, D), of features a (N, D) with labels (N,)."""
+        """Draw augmented features ``a' ~ N(a, λΣ)``.
+
+        Args:
+            features: Features a (N, D).
+            labels: Their classes (N,).
+            count: Draws of each feature.
+            generator: Source of random numbers.
+
+        Returns:
+            The draws (count, N, D).
+        """
         assert self.source is not None
-        return self.source(features, labels).sample(features, count, self.strength, generator)
+        covariance: Covariance = self.source(features, labels)
+        return covariance.sample(features, count, self.strength, generator)
 
 
 def open_runs(

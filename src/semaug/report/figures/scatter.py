@@ -4,7 +4,7 @@ import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,13 +38,7 @@ class Panel:
 def scatter(plots: Sequence[Panel], classes: Sequence[str], *, titles: bool = True) -> "Figure":
     """Draw scatter plots side by side; colour and marker show the class.
 
-    Args:
-        plots: The plots.
-        classes: Names of the classes.
-        titles: Whether to draw titles, frames and a legend.
-
-    Returns:
-        The figure. The SVG id of a group of points is ``points-CLASS-AUGMENTED``.
+    The SVG id of a group of points is ``points-CLASS-AUGMENTED``. `titles` decides on titles, frames and the legend.
     """
     from matplotlib.lines import Line2D
 
@@ -60,8 +54,14 @@ def scatter(plots: Sequence[Panel], classes: Sequence[str], *, titles: bool = Tr
         for c in range(len(classes)):
             colour, marker = COLOURS[c % 8], MARKERS[c % 8]
             size = {"*": 62, "P": 40, "X": 40}.get(marker, 30)
-            hollow = {"s": 0.6 * size, "facecolors": "none", "edgecolors": colour, "linewidths": 0.8, "alpha": 0.8}
-            solid = {"s": size, "facecolors": colour, "edgecolors": "white", "linewidths": 0.6}
+            hollow: dict[str, Any] = {
+                "s": 0.6 * size,
+                "facecolors": "none",
+                "edgecolors": colour,
+                "linewidths": 0.8,
+                "alpha": 0.8,
+            }
+            solid: dict[str, Any] = {"s": size, "facecolors": colour, "edgecolors": "white", "linewidths": 0.6}
             for augmented, look in ((1, hollow), (0, solid)):
                 x, y = plot.places[plot.members(c, bool(augmented))].T
                 own.scatter(x, y, marker=marker, gid=f"points-{c}-{augmented}", zorder=3 - augmented, **look)

@@ -23,20 +23,13 @@ Array = npt.NDArray[np.float64]
 def separation(features: Array, labels: npt.NDArray[np.int64]) -> dict[str, float | None]:
     """Measure how well classes are separated in feature space (not in the t-SNE plane).
 
-    With the mean ``μ_c`` of class c and Euclidean distances:
+    With the mean ``μ_c`` of class c and Euclidean distances; None where it would divide by zero:
 
     - ``intra``: ``mean_i ‖a_i − μ_{y_i}‖``, the mean distance of a feature from the centre of its class;
     - ``inter``: ``mean_{c<k} ‖μ_c − μ_k‖``, the mean distance between centres;
     - ``separability``: ``inter / intra``; larger is better;
     - ``compactness``: ``intra / rms_i ‖a_i − μ‖`` with the mean μ of all features; smaller is tighter;
     - ``silhouette``: the mean silhouette coefficient, in [−1, 1]; larger is better.
-
-    Args:
-        features: Features (N, D).
-        labels: Class of each (N,).
-
-    Returns:
-        The measures; None where they would divide by zero.
     """
     from sklearn.metrics import silhouette_score
 
@@ -56,15 +49,12 @@ def separation(features: Array, labels: npt.NDArray[np.int64]) -> dict[str, floa
 
 
 def tsne_plane(features: Array, seed: int, perplexity: float | None = None) -> Array:
-    """Compute t-SNE, started from the first two principal components.
+    """Compute t-SNE coordinates (N, 2), started from the first two principal components.
 
     Args:
         features: Features (N, D), N at least 4.
         seed: Seed of the random numbers.
         perplexity: Perplexity; 30 by default, and at most (N − 1) / 3.
-
-    Returns:
-        Coordinates (N, 2), turned so that they fit into the smallest square.
 
     Raises:
         DataError: If there are too few features.
