@@ -20,10 +20,10 @@ from torch import Tensor
 
 from semaug.data.birds import TRAITS, Species, species
 from semaug.data.destruction import AUGMENTATIONS, LEFT, Pair, augment_all, difference_left, look_alike_pairs, measure
-from semaug.report.figures.drawing import COLOURS, INK, RULE, SOFT, files, plain_axes
+from semaug.report.canvas import COLOURS, INK, RULE, SOFT, to_png
+from semaug.report.figures.features import compute_features, run_images
 from semaug.report.figures.groups import confusion_counts
-from semaug.report.figures.looking import look, run_samples
-from semaug.report.figures.views import View, load_augmenting
+from semaug.report.figures.runs import FigureRun, open_runs
 
 SHOWN = ("CutMix", "Random Erasing")
 DRAWS = 60
@@ -31,7 +31,7 @@ BLUE, ORANGE = COLOURS[:2]
 
 
 def main(run: Path, output: Path) -> None:
-    view = load_augmenting("run", run)
+    [view] = open_runs({"run": run}, "run")
     kinds = species(len(view.classes))
     first, second = best_told_apart(run, kinds)
     trait = differing(kinds[first], kinds[second])[0]
@@ -53,7 +53,7 @@ def main(run: Path, output: Path) -> None:
         note = f"{name}: in {shares[name]:.0f} % of images"
         figure.text(0.012 + 0.225 * place + 0.1025, 0.027, note, fontsize=9.5, color=SOFT, ha="center", va="center")
     features(figure.add_axes((0.475, 0.055, 0.513, 0.87)), view, first, second)
-    output.write_bytes(files(figure, vector=False)[0])
+    output.write_bytes(to_png(figure))
 
 
 def differing(one: Species, two: Species) -> list[int]:
@@ -64,7 +64,8 @@ def best_told_apart(run: Path, kinds: list[Species]) -> tuple[int, int]:
     """The look-alikes with the fewest mistakes between them, and among those in all."""
     counts = confusion_counts([run], len(kinds))
     pairs = [(i, j) for i in range(len(kinds)) for j in range(i) if len(differing(kinds[i], kinds[j])) == 1]
-    return min(pairs, key=lambda pair: (counts[pair] + counts[pair[::-1]], counts[list(pair)].sum()))
+    mistakes = {i: sum(count for pair, count in counts.items() if i in pair) for i in range(len(kinds))}
+    return min(pairs, key=lambda pair: (counts[min(pair), max(pair)], mistakes[pair[0]] + mistakes[pair[1]]))
 
 
 def destroyed_by_all(trait: str, values: tuple[str, str]) -> tuple[Pair, dict[str, Tensor]]:
@@ -85,16 +86,15 @@ def show(axes: Axes, picture: Tensor, pair: Pair, colour: str) -> None:
     radius = 0.5 * max(right - left, bottom - top) + 7
     for width, ink in ((4.5, "white"), (1.8, INK)):
         axes.add_patch(Circle(((left + right) / 2, (top + bottom) / 2), radius, fill=False, lw=width, ec=ink))
-    plain_axes(axes)
-    for spine in axes.spines.values():
-        spine.set(color=colour, linewidth=3)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set(color=colour, linewidth=3)
 
 
 @torch.no_grad()
-def features(axes: Axes, view: View, first: int, second: int) -> None:
-    samples = run_samples(view.classifier)
+def features(axes: Axes, view: FigureRun, first: int, second: int) -> None:
+    samples = run_images(view.classifier)
     wanted = [i for i, label in enumerate(samples.labels) if label in (first, second)]
-    seen = look(samples, wanted, view.classifier, {"own": view.features})
+    seen = compute_features(samples, wanted, view.classifier, {"own": view.features})
     found, labels = seen.features["own"], seen.labels
     weight, bias = view.network.head_parameters({})
     across = weight[second] - weight[first]
@@ -120,9 +120,8 @@ def features(axes: Axes, view: View, first: int, second: int) -> None:
         axes.scatter(*mine, s=36, color=colour, marker=marker, edgecolors="white", lw=0.6, zorder=3)
     axes.scatter(x, y, s=170, color=BLUE, edgecolors=INK, lw=1.6, zorder=4)
     axes.annotate("a", (x, y), color="white", ha="center", va="center", fontsize=10.5, weight="bold", zorder=5)
-    plain_axes(axes)
-    for spine in axes.spines.values():
-        spine.set_color(RULE)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_color(RULE)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean, stdev
 
+from semaug.report.canvas import slots, to_png
+from semaug.report.charts import LineChart, Series, lines
 from semaug.studies.paired import paired
 
 HERE = Path(__file__).parent / "results"
@@ -129,33 +131,20 @@ def mobilenet(cells: dict[Cell, Seeds]) -> list[str]:
 
 
 def draw(cells: dict[Cell, Seeds], file: Path) -> None:
-    """Draw accuracy against strength, with the spread over seeds."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    for place, (title, net) in enumerate(NETWORKS.items()):
-        axes = figure.add_subplot(1, 2, place + 1)
-        for name, colour, mark in (
-            ("isda", "#0b6e4f", "o"),
-            ("constant", "#c8781e", "s"),
-            ("learnable", "#6a4c93", "^"),
-        ):
-            found = sorted((float(s), v) for (n, e, m, s), v in cells.items() if (n, e, m) == (net, 10, name))
-            x = [strength * {"isda": 0.97, "constant": 1.0, "learnable": 1.03}[name] for strength, _ in found]
-            mean, spread = [fmean(v.values()) for _, v in found], [stdev(v.values()) for _, v in found]
-            label = {"isda": "isda", "constant": "constant Σ", "learnable": "learnable, as in the paper"}[name]
-            line = "none" if name == "learnable" else "-"
-            axes.errorbar(x, mean, spread, label=label, color=colour, marker=mark, linestyle=line, capsize=3)
-        basic = fmean(cells[net, 10, "basic", ""].values())
-        axes.axhline(basic, color="#777777", linestyle=":", label="basic")
-        axes.set(title=title, xscale="log", xlabel="strength λ0", ylabel="top-1 % on validation photos", ylim=(69, 78))
-        axes.set_xticks([5, 10, 20, 40, 80], ["5", "10", "20", "40", "80"])
-        axes.minorticks_off()
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        if place == 0:
-            axes.legend(frameon=False, loc="lower center", ncols=2, fontsize=9)
-    figure.savefig(file, dpi=110)
+    """Draw accuracy against the strength, with the spread over seeds."""
+    labels = {"isda": "isda", "constant": "constant Σ", "learnable": "learnable, as in the paper", "basic": "basic"}
+    steps = ("5", "10", "20", "40", "80")
+    charts = []
+    for title, net in NETWORKS.items():
+        series = []
+        for slot, (method, label) in zip(slots(list(labels)), labels.items(), strict=True):
+            own = [cells.get((net, 10, method, "" if method == "basic" else step)) for step in steps]
+            means = [None if seeds is None else fmean(seeds.values()) / 100 for seeds in own]
+            spreads = [None if seeds is None else stdev(seeds.values()) / 100 for seeds in own]
+            series.append(Series(label, slot, means, range(len(steps)), () if method == "basic" else spreads))
+        caption = "top-1 accuracy on validation photos, ± over seeds"
+        charts.append(LineChart(title, caption, series, "strength λ0", steps, percent=True))
+    file.write_bytes(to_png(lines(charts)))
 
 
 def main() -> None:

@@ -5,15 +5,36 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 CHROMIUM = shutil.which("chromium")
+POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+
+
+def browse(page: Path, profile: Path, *options: str) -> tuple[str, str]:
+    """Open a page in headless Chromium; returns its standard output and what the page wrote to the console."""
+    command = [
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+        f"--user-data-dir={profile}", "--enable-logging=stderr", "--v=0", *options, page.as_uri(),
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return result.stdout, "\n".join(line for line in result.stderr.splitlines() if "CONSOLE" in line)
+
+
+def title_of(html: str) -> str:
+    """The title of a page, in which probes leave what they measured."""
+    match = re.search(r"<title>(.*?)</title>", html, re.DOTALL)
+    assert match is not None
+    return unescape(match[1])
 
 
 class Browser:

@@ -262,7 +262,7 @@ PHASES = {
     "validation": Phase("semaug.data.images", "Preprocessing.evaluation_input", 2),
     "the last evaluation": Phase("semaug.inference.classifier", "Classifier.probabilities", 2),
     "choosing pictures": Phase("semaug.inference.pictures", "data_uri", 2),
-    "writing the report": Phase("semaug.report.charts", "line_chart", 2),
+    "writing the report": Phase("semaug.report.canvas", "to_svg", 2),
 }
 WATCHED = """
 import importlib, os, pathlib, signal, sys, time

@@ -17,8 +17,8 @@ from semaug.inference.prediction import expand, predict, write
 from semaug.inference.runs import MAX_CLASSES
 from semaug.meta.learner import Order
 from semaug.network.models import build_model
-from semaug.report.matrix import confusion_matrix
-from semaug.report.reading import ReportedRun
+from semaug.report.canvas import to_svg
+from semaug.report.charts import confusion_matrix
 
 SIZE = load.Size(classes=100, train=16, test=4)
 SETTINGS = Preprocessing(load.RESIZE, load.CROP)
@@ -84,11 +84,6 @@ def test_half_steps_leave_no_tensors_behind(order: Order) -> None:
 @pytest.mark.parametrize("classes", [2000, 10_000, MAX_CLASSES])
 def test_a_confusion_matrix_of_many_classes_stays_small(classes: int) -> None:
     predicted = torch.randint(classes, (10_000,)).tolist()
-    entries = [[i % classes, answer, 1] for i, answer in enumerate(predicted)]
-    evaluation = {"classes": [{"name": f"class {i}"} for i in range(classes)], "confusion": entries}
-    matrix = confusion_matrix(ReportedRun(Path(), "run", 0, {}, [], [], evaluation, []))
-    assert matrix is not None
-    assert matrix.width < 2100
-    assert sum(len(shade.path) for shade in matrix.shades) < 500_000
-    assert not matrix.counts
-    assert 4 <= len(matrix.rows) <= 12
+    entries = [(i % classes, answer, 1) for i, answer in enumerate(predicted)]
+    figure = confusion_matrix([f"class {i}" for i in range(classes)], entries)
+    assert len(to_svg(figure, "matrix")) < 500_000

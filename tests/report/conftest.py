@@ -1,11 +1,13 @@
-"""Runs of the real trainer on a few drawn birds, small enough to be made anew by every test process."""
+"""Runs of the real trainer on a few drawn birds, made once for all tests of reports and figures."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semaug.data.samples import embedded_birds
+from semaug.report import figures
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 
@@ -23,7 +25,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train_run(photos: Path, output: Path, **options: Any) -> Path:
+def train_run(data: Path, output: Path, **options: Any) -> Path:
     settings: dict[str, Any] = {
         "method": "learnable",
         "model": "small",
@@ -37,7 +39,13 @@ def train_run(photos: Path, output: Path, **options: Any) -> Path:
         "cache": None,
         "lr": 0.01,
     }
-    return train(TrainConfig(data=str(photos), output=output, **{**settings, **options}))
+    return train(TrainConfig(data=str(data), output=output, **{**settings, **options}))
+
+
+@pytest.fixture(scope="session")
+def train_small() -> Callable[..., Path]:
+    """A function that trains the small network on a folder of images."""
+    return train_run
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +53,19 @@ def runs(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     folder = tmp_path_factory.mktemp("runs")
     methods: tuple[Any, ...] = ("basic", "constant", "isda", "learnable", "p2p")
     return {method: train_run(photos, folder / method, method=method) for method in methods}
+
+
+@pytest.fixture(scope="session")
+def drawn(runs: dict[str, Path]) -> dict[str, figures.Figure]:
+    """Each figure once."""
+    sources = {label: runs[label] for label in ("constant", "isda", "learnable")}
+    made = [
+        figures.tsne({label: runs[label] for label in ("basic", "learnable")}),
+        figures.augmentations(runs["learnable"], copies=3),
+        figures.neighbours(sources, queries=3, count=4),
+        figures.diagnostics(runs),
+        figures.confusions(runs["basic"], pairs=3),
+        figures.parts(runs["p2p"], images=2),
+        figures.destruction_chart(4, 3),
+    ]
+    return {figure.name: figure for figure in made}

@@ -4,10 +4,10 @@ import io
 import json
 import re
 import shutil
-import warnings
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,29 +20,41 @@ from semaug.inference.classifier import load_classifier
 from semaug.inference.runs import read_metrics
 from semaug.isda.sources import class_statistics
 from semaug.report import figures
-from semaug.report.figures import Figure, augmentations, confusions, destruction_chart, diagnostics, neighbours, tsne
-from semaug.report.figures.augmented import kept_share
-from semaug.report.figures.drawing import Panel, scatter
-from semaug.report.figures.embedding import _turned, plane, quality
-from semaug.report.figures.looking import choose, look, run_samples
-from semaug.report.figures.nearest import nearest_each
-from semaug.report.figures.views import load_augmenting, load_view
+from semaug.report.figures import Figure, augmentations, confusions, diagnostics, neighbours, tsne
+from semaug.report.figures.augmentations import _kept_share
+from semaug.report.figures.features import choose_images, compute_features, run_images
+from semaug.report.figures.neighbours import _nearest_images
+from semaug.report.figures.runs import FigureRun, open_runs
+from semaug.report.figures.tsne import _turned, separation, tsne_plane
 from semaug.training import checkpoints as checkpoint
-from semaug.util.errors import SemaugError
-from semaug.util.files import read_json
+from semaug.util.errors import RunError, SemaugError
+from semaug.util.files import read_json, write_json
 
 Runs = dict[str, Path]
+Drawn = dict[str, Figure]
 LAST = {"constant": 5.0, "isda": 10.0, "learnable": 5.0}  # λ in the second of two epochs
 
 
-def sound(figure: Figure) -> None:
-    """See that each form of a figure is what it claims to be."""
+def opened(run: Path, *options: Any) -> FigureRun:
+    [only] = open_runs({"own": run}, *options)
+    return only
+
+
+def features(run: FigureRun, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    computed = compute_features(run_images(run.classifier), range(count), run.classifier, {"own": run.features})
+    return computed.features["own"], computed.labels
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_each_form_of_a_figure_is_what_it_claims_to_be(drawn: Drawn, name: str) -> None:
+    figure = drawn[name]
     with Image.open(io.BytesIO(figure.png)) as picture:
         picture.load()
         assert picture.format == "PNG"
         assert min(picture.size) > 200
         border = np.asarray(picture.convert("L"))
         assert all((edge > 250).all() for edge in (border[:6], border[-6:], border[:, :6], border[:, -6:])), "cut off"
+    assert (figure.svg is None) == (name in ("neighbours", "confusions", "parts")), "photos are no vector graphics"
     if figure.svg is not None:
         assert ElementTree.fromstring(figure.svg).tag.endswith("svg")
     parser = HTMLParser()
@@ -58,9 +70,9 @@ def sound(figure: Figure) -> None:
 
 
 def test_features_are_what_the_head_sees(runs: Runs) -> None:
-    view = load_view("basic", runs["basic"])
-    samples = run_samples(view.classifier)
-    seen = look(samples, range(7), view.classifier, {"own": view.features})
+    view = opened(runs["basic"])
+    samples = run_images(view.classifier)
+    seen = compute_features(samples, range(7), view.classifier, {"own": view.features})
     pixels = torch.from_numpy(np.stack([view.classifier.preprocessing.pixels(samples.load(i)) for i in range(7)]))
     expected = load_classifier(runs["basic"]).probabilities(pixels)
     assert torch.allclose(view.network.head(seen.features["own"]).softmax(1), expected, atol=1e-5)
@@ -70,27 +82,27 @@ def test_features_are_what_the_head_sees(runs: Runs) -> None:
 
 def test_images_are_those_that_the_run_was_evaluated_and_trained_on(runs: Runs, photos: Path) -> None:
     classifier = load_classifier(runs["basic"])
-    assert len(run_samples(classifier)) == read_json(runs["basic"] / "evaluation.json")["count"] == 30
-    assert len(run_samples(classifier, "train")) == 30  # six of each species, less one for validation
+    assert len(run_images(classifier)) == read_json(runs["basic"] / "evaluation.json")["count"] == 30
+    assert len(run_images(classifier, "train")) == 30  # six of each species, less one for validation
     test = read_data(str(photos)).splits["test"]
-    assert [run_samples(classifier).name(i) for i in range(30)] == [test.name(i) for i in range(30)]
+    assert [run_images(classifier).name(i) for i in range(30)] == [test.name(i) for i in range(30)]
 
 
 def test_a_choice_of_images_keeps_all_classes() -> None:
     samples = embedded_birds(5, 1, 10).splits["test"]
-    chosen = choose(samples, 12, seed=3)
+    chosen = choose_images(samples, 12, seed=3)
     assert len(chosen) == 12
     assert sorted(np.bincount([samples.labels[i] for i in chosen])) == [2, 2, 2, 3, 3]
-    assert choose(samples, 12, seed=3) == chosen != choose(samples, 12, seed=4)
-    assert choose(samples, 99, 0, [1, 4]) == [*range(10, 20), *range(40, 50)]
+    assert choose_images(samples, 12, seed=3) == chosen != choose_images(samples, 12, seed=4)
+    assert choose_images(samples, 99, 0, [1, 4]) == [*range(10, 20), *range(40, 50)]
 
 
 # ------------------------------------------------------------------------------------------------------------------- Σ
 
 
 @pytest.mark.parametrize("method", ["constant", "isda", "learnable"])
-def test_the_covariance_is_the_one_of_the_network_that_was_kept(runs: Runs, method: str) -> None:
-    view = load_augmenting(method, runs[method])
+def test_the_covariance_is_that_of_the_best_epoch(runs: Runs, method: str) -> None:
+    view = opened(runs[method], "run")
     assert view.strength == read_metrics(runs[method])[-1]["strength"] == LAST[method]
     state = checkpoint.load(runs[method] / "checkpoints" / "best")
     assert state is not None
@@ -104,14 +116,12 @@ def test_the_covariance_is_the_one_of_the_network_that_was_kept(runs: Runs, meth
 
 @pytest.mark.parametrize("method", ["constant", "isda", "learnable"])
 def test_draws_have_the_covariance_of_the_run(runs: Runs, method: str) -> None:
-    view = load_augmenting(method, runs[method])
-    samples = run_samples(view.classifier)
-    seen = look(samples, [0, 9], view.classifier, {"own": view.features})
-    features = seen.features["own"]
-    draws = view.draws(features, seen.labels, 20_000, torch.Generator().manual_seed(1))
+    view = opened(runs[method], "run")
+    own, labels = (values[[0, 9]] for values in features(view, 10))
+    draws = view.draws(own, labels, 20_000, torch.Generator().manual_seed(1))
     assert view.source is not None
-    variance = LAST[method] * view.source(features, seen.labels).diagonal()
-    moved = (draws - features).double()
+    variance = LAST[method] * view.source(own, labels).diagonal()
+    moved = (draws - own).double()
     scale = variance.mean().sqrt()
     assert torch.allclose(moved.mean(0) / scale, torch.zeros_like(moved[0]), atol=0.1)
     assert torch.allclose(moved.var(0).float(), variance, rtol=0.06, atol=1e-6)
@@ -123,29 +133,28 @@ def test_checkpoints_are_not_needed_and_the_covariance_is(runs: Runs, tmp_path: 
     run = tmp_path / "run"
     shutil.copytree(runs["learnable"], run)
     shutil.rmtree(run / "checkpoints")
-    assert load_augmenting("learnable", run).source is not None
+    assert opened(run, "run").source is not None
     (run / "source.safetensors").unlink()
-    with pytest.raises(SemaugError, match="has no source.safetensors"):
-        load_augmenting("learnable", run)
+    with pytest.raises(RunError, match=r"has no source.safetensors"):
+        opened(run, "run")
 
 
-def test_class_statistics_are_computed_and_told(runs: Runs) -> None:
+def test_class_statistics_are_computed_and_the_caption_says_so(runs: Runs) -> None:
     run = runs["isda"]
-    view = load_augmenting("isda", run, covariance="classwise")
-    samples = run_samples(view.classifier, "train")
-    seen = look(samples, range(len(samples)), view.classifier, {"own": view.features})
+    view = opened(run, "classwise")
+    samples = run_images(view.classifier, "train")
+    seen = compute_features(samples, range(len(samples)), view.classifier, {"own": view.features})
     count, _, deviation = class_statistics(seen.features["own"].double(), seen.labels, 6)
     assert view.source is not None
     found = view.source(seen.features["own"], seen.labels).diagonal().double()
     assert torch.allclose(found, (deviation / count[:, None])[seen.labels], rtol=1e-4, atol=1e-7)
     assert "30 training images" in view.notes[0]
-    assert "30 training images" in neighbours({"isda": run}, queries=1, covariance="classwise").caption
+    assert "30 training images" in neighbours({"isda": run}, queries=1, count=1, covariance="classwise").caption
 
 
 def test_any_run_gives_class_statistics_when_asked(runs: Runs) -> None:
-    view = load_augmenting("basic", runs["basic"], covariance="classwise")
-    assert view.strength == 1.0
-    assert load_augmenting("isda", runs["isda"], covariance="classwise", strength=0.5).strength == 0.5
+    assert opened(runs["basic"], "classwise").strength == 1.0
+    assert opened(runs["isda"], "classwise", 0.5).strength == 0.5
 
 
 def test_runs_that_cannot_be_drawn_from_are_one_sentence(runs: Runs, tmp_path: Path) -> None:
@@ -189,7 +198,7 @@ def test_runs_of_other_classes_are_not_compared(runs: Runs, tmp_path: Path) -> N
 # ---------------------------------------------------------------------------------------------------------- neighbours
 
 
-def test_neighbours_agree_with_brute_force() -> None:
+def test_nearest_images_agree_with_brute_force() -> None:
     dice = np.random.default_rng(0)
     gallery, draws = dice.normal(size=(40, 7)), dice.normal(size=(6, 7))
     same = [bytes([i]) for i in range(40)]
@@ -197,7 +206,7 @@ def test_neighbours_agree_with_brute_force() -> None:
     gallery[11] = gallery[5]
     draws[0] = gallery[5] + 0.01
     draws[1] = gallery[5] - 0.01
-    found = nearest_each(torch.from_numpy(draws), torch.from_numpy(gallery), same, query=3)
+    found = _nearest_images(torch.from_numpy(draws), torch.from_numpy(gallery), same, query=3)
     taken: list[int] = []
     for draw in draws:
         order = sorted(range(40), key=lambda i: (np.sum((gallery[i] - draw) ** 2), i))
@@ -205,14 +214,11 @@ def test_neighbours_agree_with_brute_force() -> None:
     assert found == taken
     assert found[0] == 5
     assert 11 not in found
-    assert 5 not in nearest_each(torch.from_numpy(draws), torch.from_numpy(gallery), same, query=11)
+    assert 5 not in _nearest_images(torch.from_numpy(draws), torch.from_numpy(gallery), same, query=11)
 
 
-def test_the_figure_of_neighbours(runs: Runs) -> None:
-    chosen = {label: runs[label] for label in ("constant", "isda", "learnable")}
-    figure = neighbours(chosen, queries=3, count=4)
-    sound(figure)
-    assert figure.svg is None
+def test_the_figure_of_neighbours(runs: Runs, drawn: Drawn) -> None:
+    figure = drawn["neighbours"]
     numbers = figure.numbers
     assert (numbers["queries"], numbers["images"], len(numbers["shown"])) == (30, 30, 3)
     assert len({name.split("/")[1] for name in numbers["shown"]}) == 3
@@ -222,11 +228,8 @@ def test_the_figure_of_neighbours(runs: Runs) -> None:
         assert row["shift"] > 0
         assert f"{label} {100 * row['same_class']:.0f} %" in figure.caption
     # the share of unmoved neighbours, all over again
-    view = load_augmenting("isda", runs["isda"])
-    samples = run_samples(view.classifier)
-    seen = look(samples, range(30), view.classifier, {"own": view.features})
-    features, labels = seen.features["own"].double().numpy(), seen.labels.numpy()
-    distances = np.linalg.norm(features[:, None] - features, axis=2) + np.diag([np.inf] * 30)
+    own, labels = (values.double().numpy() for values in features(opened(runs["isda"]), 30))
+    distances = np.linalg.norm(own[:, None] - own, axis=2) + np.diag([np.inf] * 30)
     near = np.argsort(distances, axis=1)[:, :4]
     assert numbers["runs"]["isda"]["unmoved_same_class"] == pytest.approx((labels[near] == labels[:, None]).mean())
 
@@ -234,11 +237,11 @@ def test_the_figure_of_neighbours(runs: Runs) -> None:
 # ------------------------------------------------------------------------------------------------------ t-SNE
 
 
-def test_quality_agrees_with_a_computation_by_hand() -> None:
+def test_separation_agrees_with_a_computation_by_hand() -> None:
     dice = np.random.default_rng(1)
     labels = np.array([0] * 5 + [2] * 7 + [5] * 4)
     features = dice.normal(size=(16, 3)) + labels[:, None]
-    found = quality(features, labels)
+    found = separation(features, labels)
     centres = {c: features[labels == c].mean(0) for c in (0, 2, 5)}
     own = [np.sqrt(np.sum((a - centres[c]) ** 2)) for a, c in zip(features, labels, strict=True)]
     between = [np.sqrt(np.sum((centres[a] - centres[b]) ** 2)) for a, b in ((0, 2), (0, 5), (2, 5))]
@@ -256,11 +259,11 @@ def test_quality_agrees_with_a_computation_by_hand() -> None:
     assert found["silhouette"] == pytest.approx(np.mean(coefficients))
 
 
-def test_quality_does_not_divide_by_zero() -> None:
-    found = quality(np.repeat(np.eye(2), 3, axis=0), np.repeat([0, 1], 3))
+def test_separation_does_not_divide_by_zero() -> None:
+    found = separation(np.repeat(np.eye(2), 3, axis=0), np.repeat([0, 1], 3))
     assert found["separability"] is None
     assert found["silhouette"] == 1.0
-    assert quality(np.ones((3, 2)), np.zeros(3, dtype=np.int64))["compactness"] is None
+    assert separation(np.ones((3, 2)), np.zeros(3, dtype=np.int64))["compactness"] is None
 
 
 def test_turning_the_plane_keeps_distances() -> None:
@@ -272,25 +275,23 @@ def test_turning_the_plane_keeps_distances() -> None:
     assert np.ptp(turned, axis=0).max() < 0.85 * np.ptp(places, axis=0).max()
 
 
-def test_the_plane_bears_features_that_coincide() -> None:
-    assert np.isfinite(plane(np.ones((6, 3)), seed=0)).all()
+def test_t_sne_of_features_that_coincide_is_finite() -> None:
+    assert np.isfinite(tsne_plane(np.ones((6, 3)), seed=0)).all()
     with pytest.raises(SemaugError, match="at least 4"):
-        plane(np.ones((3, 3)), seed=0)
+        tsne_plane(np.ones((3, 3)), seed=0)
     with pytest.raises(SemaugError, match="perplexity"):
-        plane(np.ones((6, 3)), seed=0, perplexity=0)
+        tsne_plane(np.ones((6, 3)), seed=0, perplexity=0)
 
 
-def test_the_figure_of_look_alike_classes(runs: Runs) -> None:
-    figure = tsne({label: runs[label] for label in ("basic", "learnable")})
-    sound(figure)
-    assert figure.svg is not None
+def test_the_figure_of_look_alike_classes(runs: Runs, drawn: Drawn) -> None:
+    figure = drawn["tsne"]
     assert figure.numbers["group"] == "finch"
     assert figure.numbers["images"] == 20
-    view = load_view("basic", runs["basic"])
-    samples = run_samples(view.classifier)
+    view = opened(runs["basic"])
+    samples = run_images(view.classifier)
     members = [i for i, name in enumerate(view.classes) if name.endswith("Finch")]
-    seen = look(samples, choose(samples, 99, 0, members), view.classifier, {"own": view.features})
-    expected = quality(seen.features["own"].double().numpy(), seen.labels.numpy())
+    seen = compute_features(samples, choose_images(samples, 99, 0, members), view.classifier, {"own": view.features})
+    expected = separation(seen.features["own"].double().numpy(), seen.labels.numpy())
     measured = figure.numbers["runs"]["basic"]
     assert {key: measured[key] for key in expected} == pytest.approx(expected)
     assert 0 <= measured["top1"] <= 1
@@ -302,11 +303,11 @@ def test_figures_are_the_same_for_the_same_seed(runs: Runs) -> None:
     assert one == two
     assert one.numbers["images"] == 10
     state = torch.get_rng_state()
-    first, again = (augmentations(runs["isda"], seed=1) for _ in range(2))
+    first, again, other = (augmentations(runs["isda"], seed=seed, limit=8, copies=1) for seed in (1, 1, 2))
     assert first == again
-    assert first.numbers != augmentations(runs["isda"], seed=2).numbers
+    assert first.numbers != other.numbers
     assert torch.equal(torch.get_rng_state(), state)
-    near = [neighbours({"isda": runs["isda"]}, queries=1, seed=2) for _ in range(2)]
+    near = [neighbours({"isda": runs["isda"]}, queries=1, count=2, seed=2) for _ in range(2)]
     assert near[0] == near[1]
 
 
@@ -324,13 +325,12 @@ def test_the_kept_share_is_that_of_the_nearest_centre() -> None:
     dice = np.random.default_rng(2)
     features, centres, labels = dice.normal(size=(50, 4)), dice.normal(size=(3, 4)), dice.integers(3, size=50)
     hits = [np.argmin([np.linalg.norm(a - c) for c in centres]) == y for a, y in zip(features, labels, strict=True)]
-    found = kept_share(torch.from_numpy(features), torch.from_numpy(labels), torch.from_numpy(centres))
+    found = _kept_share(torch.from_numpy(features), torch.from_numpy(labels), torch.from_numpy(centres))
     assert found == pytest.approx(np.mean(hits))
 
 
-def test_the_figure_of_augmentations(runs: Runs) -> None:
-    figure = augmentations(runs["learnable"], copies=3)
-    sound(figure)
+def test_the_figure_of_augmentations(drawn: Drawn) -> None:
+    figure = drawn["augmentations"]
     parts = figure.numbers["augmentations"]
     assert list(parts) == ["Random Erasing", "RandAugment", "Semantic augmentation"]
     assert all(0 <= row["kept"] <= 1 for row in parts.values())
@@ -339,22 +339,24 @@ def test_the_figure_of_augmentations(runs: Runs) -> None:
     assert parts["RandAugment"]["altered"] > 0.7
     assert 0 <= figure.numbers["original"] <= 1
     assert figure.html.count('class="point') == 3 * 20 * 4
-    drawn = set(re.findall(r'data-place="(\d)"[^>]*><path class="(hollow|mark)" d="([^"]+)"', figure.html))
-    assert len(drawn) == 2 * 4  # a class has one shape, full and hollow
-    assert len({shape for _, _, shape in drawn}) == 4
+    tags = re.findall(r"<[^>]* class=.point.[^>]*>", figure.html)
+    marks = [dict(re.findall(r'([\w-]+)="([^"]*)"', tag)) for tag in tags]
+    colours = {(mark["data-class"], mark["fill"]) for mark in marks if "augmented" not in mark["data-hint"]}
+    assert len(colours) == len({colour for _, colour in colours}) == 4, "each class has its colour"
+    hollow = {(mark["data-class"], mark["stroke"]) for mark in marks if mark["fill"] == "none"}
+    assert hollow == colours, "and augmented features are hollow"
 
 
-def test_weak_draws_stay_where_they_were(runs: Runs) -> None:
-    numbers = augmentations(runs["isda"], strength=1e-12).numbers
+def test_weak_draws_stay_near_their_features(runs: Runs) -> None:
+    numbers = augmentations(runs["isda"], strength=1e-12, limit=12, copies=1).numbers
     assert numbers["augmentations"]["Semantic augmentation"]["kept"] == numbers["original"]
 
 
 # ------------------------------------------------------------------------------------- training, mistakes, destruction
 
 
-def test_the_figure_of_the_covariance_during_training(runs: Runs) -> None:
-    figure = diagnostics(runs)
-    sound(figure)
+def test_the_figure_of_the_covariance_during_training(runs: Runs, drawn: Drawn) -> None:
+    figure = drawn["diagnostics"]
     assert list(figure.numbers["runs"]) == ["constant", "isda", "learnable"]
     assert "not shown: basic" in figure.caption
     rows = read_metrics(runs["learnable"])
@@ -362,13 +364,12 @@ def test_the_figure_of_the_covariance_during_training(runs: Runs) -> None:
     last = rows[-1]
     slope = last["meta_gradient_norm"] / ((rows[-2]["lr"] + last["lr"]) / 2 * last["strength"])
     assert figure.numbers["runs"]["learnable"]["meta_slope"]["last"] == pytest.approx(slope)
-    with pytest.raises(SemaugError, match="nothing to say about Σ"):
+    with pytest.raises(SemaugError, match="there is no Σ to show"):
         diagnostics({"basic": runs["basic"]})
 
 
-def test_the_figure_of_confusions_agrees_with_the_evaluation(runs: Runs) -> None:
-    figure = confusions(runs["basic"], pairs=3)
-    sound(figure)
+def test_the_figure_of_confusions_agrees_with_the_evaluation(runs: Runs, drawn: Drawn) -> None:
+    figure = drawn["confusions"]
     evaluation = read_json(runs["basic"] / "evaluation.json")
     names = [row["name"] for row in evaluation["classes"]]
     counts = {(names[t], names[p]): n for t, p, n in evaluation["confusion"]}
@@ -384,39 +385,35 @@ def test_the_figure_of_confusions_agrees_with_the_evaluation(runs: Runs) -> None
     assert totals[0] == worst
 
 
-def test_the_chart_of_destruction() -> None:
-    figure = destruction_chart(4, 3)
-    sound(figure)
+def test_the_chart_of_destruction(drawn: Drawn) -> None:
+    figure = drawn["destruction"]
     shares = [row["share"] for row in figure.numbers["augmentations"].values()]
     assert shares == sorted(shares, reverse=True)
     assert figure.numbers["augmentations"]["Semantic augmentation"]["share"] == 0
 
 
 def test_names_stay_text(runs: Runs, tmp_path: Path) -> None:
-    hostile = "<script>alert(1)</script>_Finch"
+    hostile = "<script>alert(1)</script>_\x1b\ud800_Finch"
     run = tmp_path / "run"
     shutil.copytree(runs["isda"], run)
     names = json.loads((run / "classes.json").read_text())
     (run / "classes.json").write_text(json.dumps([hostile, *names[1:]]))
-    samples = run_samples(load_classifier(runs["isda"]))
+    samples = run_images(load_classifier(runs["isda"]))
     for figure in (
-        tsne({"<b>": run}, samples),
-        augmentations(run, samples),
-        neighbours({"<b>": run}, samples, queries=6),
-        confusions(run, samples, pairs=15),
+        tsne({"<b>": run}, samples, limit=8),
+        neighbours({"<b>": run}, samples, queries=6, count=1),
+        confusions(run, samples, pairs=15, images=1),
     ):
         assert "<script>alert" not in figure.html
         assert "<b>isda" not in figure.html
         assert figure.html.count("<script>") == 1
 
 
-def test_letters_that_the_font_lacks_are_told_in_one_sentence() -> None:
-    panel = Panel("日本", "", np.zeros((2, 2)), [0, 1], [0, 1], [False, False])
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        scatter([panel], ["ウグイス", "ウソ"])
-    [warning] = told
-    assert re.fullmatch(
-        "semaug: the pictures show boxes for [日本ウグイスソ]{7}, which their font lacks; the pages do not",
-        str(warning.message),
-    )
+@pytest.mark.parametrize("change", [{"method": "nobody's"}, {"method": None}, {"augmentation": {"width": "wide"}},
+                                    {"augmentation": None}, {"augmentation": {"width": 3}}])  # fmt: skip
+def test_settings_of_unknown_origin_end_in_a_sentence(runs: Runs, tmp_path: Path, change: dict[str, Any]) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["learnable"], run)
+    write_json(run / "config.json", {**read_json(run / "config.json"), **change})
+    with pytest.raises(RunError, match="has no Σ|does not fit the settings"):
+        neighbours({"run": run})

@@ -1,14 +1,25 @@
 """`semaug figures` as a user calls it."""
 
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 from semaug.cli.main import main
+from semaug.report.canvas import to_png
+from semaug.report.charts import Series, rows
+from semaug.report.figures import FIGURES, Figure, FigureKind, draw, write
+from semaug.report.figures.figure import fragment
+from semaug.report.figures.table import describe_figures
+from semaug.report.html import chart
 from semaug.util.files import read_json, write_json
 
 Runs = dict[str, Path]
+Train = Callable[..., Path]
 
 
 def figures(*arguments: str | Path) -> int:
@@ -38,9 +49,9 @@ def test_files_and_a_caption(
     files = sorted((tmp_path / "out").iterdir())
     assert {file.stem for file in files} == {kind}
     assert {file.suffix for file in files} == suffixes
-    told = capsys.readouterr().out
-    assert all(str(file) in told for file in files)
-    assert len(told.splitlines()[0]) > 80  # the caption
+    printed = capsys.readouterr().out
+    assert all(str(file) in printed for file in files)
+    assert len(printed.splitlines()[0]) > 80  # the caption
 
 
 def test_one_figure_of_each_run(runs: Runs, tmp_path: Path) -> None:
@@ -48,26 +59,61 @@ def test_one_figure_of_each_run(runs: Runs, tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.glob("*.png")} == {"confusions-basic.png", "confusions-isda.png"}
 
 
+def test_a_new_figure_needs_a_function_and_a_row_of_the_table(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def accuracy(runs: dict[str, Path], *, seed: int = 0) -> Figure:
+        """Bars of the accuracies of runs."""
+        scores = [read_json(run / "evaluation.json")["top1"] for run in runs.values()]
+        bars = rows(list(runs), [Series("top-1", 0, scores)])
+        html = fragment("destruction.html", bars=chart(bars, "accuracy"), examples=[])
+        return Figure("accuracy", "Accuracy", f"Seed {seed}.", {"top1": scores}, to_png(bars), None, html)
+
+    monkeypatch.setitem(FIGURES, "accuracy", FigureKind(accuracy, "all", "the accuracy of runs"))
+    [figure] = draw("accuracy", [str(runs["basic"]), f"ours={runs['learnable']}"], {"seed": 3, "group": "unused"})
+    assert figure.caption == "Seed 3."
+    assert len(figure.numbers["top1"]) == 2
+    assert {file.name for file in write(figure, tmp_path)} == {"accuracy.png", "accuracy.html"}
+    assert "accuracy: the accuracy of runs" in describe_figures()
+    monkeypatch.setitem(FIGURES, "accuracy", FigureKind(lambda run: figure, "each", ""))
+    names = [made.name for made in draw("accuracy", [str(runs["basic"]), f"our s={runs['learnable']}"])]
+    assert names == ["accuracy-basic", "accuracy-our-s"]
+
+
+def test_help_lists_all_figures_without_importing_matplotlib() -> None:
+    program = dedent("""
+        import sys, semaug.cli.main as cli
+        try:
+            cli.main(["figures", "--help"])
+        except SystemExit:
+            print([name for name in ("matplotlib", "sklearn", "jinja2") if name in sys.modules])
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert all(f"{name}: {kind.summary.split()[0]}" in done.stdout for name, kind in FIGURES.items())
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize("cache", [None, "cache", "removed"])
 def test_images_without_which_a_run_was_trained_are_left_out(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], cache: str | None
+    photos: Path,
+    train_small: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    cache: str | None,
 ) -> None:
     folder, kept = tmp_path / "photos", None if cache is None else tmp_path / cache
     shutil.copytree(photos, folder)
     for split in ("train", "test"):
         for name in ("empty.png", "text.jpg"):
             (next((folder / split).iterdir()) / name).write_bytes(b"no image" if "text" in name else b"")
-    run, sizes = tmp_path / "run", ["--resize", "40", "--crop", "32", "--batch-size", "6", "--val-per-class", "1"]
-    options = ["--method", "isda", "--model", "small", "--pretrained", "False", "--epochs", "1", "--workers", "0"]
-    options += ["--data", str(folder), "--output", str(run), "--cache", str(kept), "--on-bad-image", "skip"]
-    assert main(["train", *sizes, *options]) == 0
+    run = train_small(folder, tmp_path / "run", method="isda", epochs=1, cache=kept, on_bad_image="skip")
     if cache == "removed":
         shutil.rmtree(tmp_path / cache)
     capsys.readouterr()
     assert figures("confusions", run, "--output", tmp_path / "out") == 0
-    told = capsys.readouterr().err
-    assert told.startswith("2 of 32 images cannot be read: test/")
-    assert told.strip().endswith("continuing without them")
+    message = capsys.readouterr().err
+    assert message.startswith("2 of 32 images cannot be read: test/")
+    assert message.strip().endswith("continuing without them")
     assert figures("neighbours", run, "--covariance", "classwise", "--output", tmp_path / "out") == 0
     assert "images cannot be read: train/" in capsys.readouterr().err, "of these it takes the statistics"
     settings = read_json(run / "config.json")
@@ -81,10 +127,10 @@ def test_runs_can_be_given_names(runs: Runs, tmp_path: Path, capsys: pytest.Capt
     shutil.copytree(runs["isda"], odd)
     named = [f"class-wise={runs['isda']}", f"as in the paper={runs['learnable']}", odd]
     assert figures("diagnostics", *named, "--output", tmp_path / "out") == 0
-    told = capsys.readouterr().out
-    assert "as in the paper: mean variance" in told
-    assert "class-wise: mean variance" in told
-    assert "a=b: mean variance" in told
+    printed = capsys.readouterr().out
+    assert "as in the paper: mean variance" in printed
+    assert "class-wise: mean variance" in printed
+    assert "a=b: mean variance" in printed
     assert figures("diagnostics", f"x={runs['isda']}", f"x={odd}", "--output", tmp_path / "out") == 2
     assert "two runs have the same name: x, x" in capsys.readouterr().err
 
@@ -97,22 +143,22 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
     (unfinished / "model.safetensors").unlink()
     table = tmp_path / "groups.csv"
     table.write_text("species,family\n")
-    for arguments, told in (
+    for arguments, expected in (
         (("tsne", unfinished), "has not finished"),
         (("neighbours", runs["basic"]), "has no Σ"),
         (("parts", runs["basic"]), "only the p2p methods have parts"),
         (("augmentations", runs["basic"]), "has no Σ"),
         (("tsne", runs["basic"], "--groups", table), "no column class"),
         (("tsne", runs["basic"], "--group", "owl"), "no group 'owl'"),
-        (("tsne", runs["basic"], runs["basic"]), "named twice"),
+        (("tsne", runs["basic"], runs["basic"]), "given twice"),
         (("tsne", tmp_path / "nowhere"), "there is no run directory"),
         (("tsne",), "at least one run"),
-        (("diagnostics", runs["basic"]), "nothing to say about Σ"),
+        (("diagnostics", runs["basic"]), "there is no Σ to show"),
         (("destruction", runs["basic"]), "takes no run"),
         (("neighbours", runs["isda"], "--strength", "-1"), "must be positive"),
     ):
         assert figures(*arguments, "--output", tmp_path / "out") == 2
         message = capsys.readouterr().err.strip()
-        assert told in message
+        assert expected in message
         assert len(message.splitlines()) == 1
     assert not (tmp_path / "out").exists()

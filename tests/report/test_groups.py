@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from semaug.report.figures.figure import words
-from semaug.report.figures.groups import choose_group, most_confused, name_groups, table_groups
+from semaug.report.figures.figure import class_title
+from semaug.report.figures.groups import _most_confused, _name_groups, choose_group, table_groups
 from semaug.util.errors import SemaugError
 
 CUB = ("001.Least_Flycatcher", "002.Fish_Crow", "003.Great_Crested_Flycatcher", "004.American_Crow", "005.Ovenbird")
 
 
 def test_groups_are_the_last_words_of_names() -> None:
-    assert name_groups(CUB) == {"flycatcher": [0, 2], "crow": [1, 3], "ovenbird": [4]}
-    assert name_groups(["737-200", "A320"]) == {"737-200": [0], "a": [1]}
+    assert _name_groups(CUB) == {"flycatcher": [0, 2], "crow": [1, 3], "ovenbird": [4]}
+    assert _name_groups(["737-200", "A320"]) == {"737-200": [0], "a": [1]}
 
 
-def test_names_are_written_as_people_write_them() -> None:
-    assert words("001.Black_footed_Albatross") == "Black footed Albatross"
-    assert words("12.") == "12."
+def test_titles_of_classes_have_no_numbers_and_underscores() -> None:
+    assert class_title("001.Black_footed_Albatross") == "Black footed Albatross"
+    assert class_title("12.") == "12."
 
 
 def test_a_table_makes_groups(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_table_that_is_not_there_or_not_text_is_one_sentence(tmp_path: Path) -
         table_groups(tmp_path / "bytes.csv", CUB)
 
 
-def test_a_group_is_found_by_its_name() -> None:
+def test_a_group_can_be_named() -> None:
     assert choose_group([], CUB, group="Crow")[1] == [1, 3]
     with pytest.raises(SemaugError, match="crow, flycatcher"):
         choose_group([], CUB, group="ovenbird")
@@ -74,14 +74,20 @@ def test_without_names_that_end_alike_the_most_confused_classes_are_a_group(tmp_
 
 def test_most_confused_starts_with_the_worst_pair() -> None:
     counts = Counter({(1, 3): 5, (0, 1): 1, (0, 2): 2})
-    assert most_confused(counts, range(4), 2) == [1, 3]
-    assert most_confused(counts, range(4), 3) == [0, 1, 3]
-    assert most_confused(Counter(), range(4), 3) == [0, 1, 2]
-    assert most_confused(counts, [2], 3) == [2]
+    assert _most_confused(counts, range(4), 2) == [1, 3]
+    assert _most_confused(counts, range(4), 3) == [0, 1, 3]
+    assert _most_confused(Counter(), range(4), 3) == [0, 1, 2]
+    assert _most_confused(counts, [2], 3) == [2]
 
 
-def test_ten_thousand_classes_are_no_matter(tmp_path: Path) -> None:
+def test_ten_thousand_classes_need_no_square_table(tmp_path: Path) -> None:
     entries = [[true, (true * 7 + 1) % 10_000, 1] for true in range(10_000)] + [[5000, 20, 2]]
     (tmp_path / "evaluation.json").write_text(json.dumps({"confusion": entries}))
     members = choose_group([tmp_path], [f"{i}" for i in range(10_000)], max_classes=2)[1]
     assert members == [20, 5000]
+
+
+@pytest.mark.parametrize("content", [[], {"confusion": 3}, {"confusion": [[0, 9, 1], [-1, 0, 1], "x", [0, 1, 1.5]]}])
+def test_a_damaged_evaluation_counts_nothing(tmp_path: Path, content: object) -> None:
+    (tmp_path / "evaluation.json").write_text(json.dumps(content))
+    assert choose_group([tmp_path], CUB, max_classes=2).classes == [0, 1]

@@ -1,16 +1,15 @@
-"""Classes and files with the names of scripts, trained on and shown: in Chromium they stay text."""
+"""Classes and files whose names are scripts: in Chromium they stay text, on every page."""
 
 import base64
 import csv
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from browser import CHROMIUM, POLICY, browse
 from semaug.data.birds import Birds
 from semaug.report import figures, write_report
 from semaug.studies import page as reproduction
@@ -20,7 +19,6 @@ from semaug.studies.scales import Setup
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 
-CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 MARK = "document.documentElement.dataset.owned=1"
@@ -67,23 +65,17 @@ def drawn(runs: dict[str, Path]) -> list[figures.Figure]:
     both = {f"<u>{method}": runs[method] for method in ("basic", "learnable")}
     return [
         figures.tsne(both),
-        figures.augmentations(runs["learnable"]),
-        figures.neighbours({"<u>": runs["learnable"]}, queries=4),
+        figures.augmentations(runs["learnable"], copies=1),
+        figures.neighbours({"<u>": runs["learnable"]}, queries=4, count=2),
         figures.diagnostics({"<u>learnable": runs["learnable"]}),
         figures.confusions(runs["basic"], pairs=6),
-        figures.parts(runs["p2p"]),
+        figures.parts(runs["p2p"], images=2),
     ]
 
 
 def shown(page: Path, profile: Path) -> tuple[str, str]:
     """The page after its scripts have run, and what it wrote to the console."""
-    command = [
-        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage",
-        "--disable-background-networking", f"--user-data-dir={profile}", "--enable-logging=stderr", "--v=0",
-        "--dump-dom", page.as_uri(),
-    ]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return result.stdout, "\n".join(line for line in result.stderr.splitlines() if "CONSOLE" in line)
+    return browse(page, profile, "--dump-dom")
 
 
 def owned(html: str) -> bool:
@@ -97,7 +89,7 @@ def stays_text(html: str, folder: Path, expected: int) -> None:
     assert console == ""
     assert not owned(seen)
     assert seen.count("&lt;script&gt;") >= expected
-    free = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
+    free = POLICY.sub("", html)
     assert free != html
     (folder / "free.html").write_text(free.replace("</body>", PROBE))
     seen, _ = shown(folder / "free.html", folder / "profile")

@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 
 from semaug import __version__
+from semaug.report.figures.table import FigureName, describe_figures
 from semaug.studies.bench import BenchConfig
 from semaug.studies.grid import CompareConfig
 from semaug.training.settings import TrainConfig
@@ -451,19 +452,9 @@ class Reproduce:
 
 @dataclass(frozen=True)
 class Figures:
-    """Draw the pictures of the paper from finished runs: PNG, SVG where it is vector, and an interactive HTML page.
+    """Draw the figures of the paper from finished runs: PNG, SVG where it is vector, and an interactive HTML page."""
 
-    neighbours: real images nearest to augmented features, for each run. tsne: features of look-alike classes, one panel
-    per run. augmentations: original and augmented features of Random Erasing, RandAugment and ours, for each run.
-    diagnostics: Σ during training. confusions: the most confused classes of each run, with photos. parts: what a
-    P2P-Net looks at in its images. destruction: how often an augmentation of images destroys the only cue, measured on
-    the embedded birds; it needs no run.
-    """
-
-    figure: Annotated[
-        Literal["neighbours", "tsne", "augmentations", "diagnostics", "confusions", "parts", "destruction"],
-        tyro.conf.Positional,
-    ]
+    figure: Annotated[FigureName, tyro.conf.Positional]
     """What to draw."""
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Run directories; NAME=RUN gives one a name in the figure."""
@@ -483,8 +474,7 @@ class Figures:
     """cuda if there is one, else cpu."""
 
     def run(self) -> None:
-        from semaug.report.figures.command import draw
-        from semaug.report.figures.figure import write
+        from semaug.report.figures import draw, write
 
         for figure in draw(self.figure, self.runs, self._options()):
             files = write(figure, self.output)
@@ -510,7 +500,7 @@ Command = (
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Serve, tyro.conf.subcommand("serve")]
     | Annotated[Report, tyro.conf.subcommand("report")]
-    | Annotated[Figures, tyro.conf.subcommand("figures")]
+    | Annotated[Figures, tyro.conf.subcommand("figures", description=describe_figures())]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]

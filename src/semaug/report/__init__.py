@@ -1,4 +1,15 @@
-"""The report: one HTML file with the figures and pictures of one run or of several, which needs nothing else."""
+"""Reports and figures of runs.
+
+| module                | subject                                                                  |
+|-----------------------|--------------------------------------------------------------------------|
+| `page`                | the report of one run or several, as one HTML file                       |
+| `reading`             | the files of run directories                                             |
+| `comparison`, `curves` | runs in words and tables; metrics over the epochs                       |
+| `charts`, `canvas`    | charts drawn with matplotlib; their style, and figures as SVG or PNG     |
+| `html`                | pages in a single file                                                   |
+| `figures`             | the figures of the paper                                                 |
+| `serve`               | a page to try a trained model in the browser                             |
+"""
 
 from semaug.report.page import write_report
 

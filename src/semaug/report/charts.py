@@ -1,331 +1,291 @@
-"""Geometry of the figures: curves and bars in units of an SVG's view box; templates/figures.html draws them."""
+"""Charts of numbers as matplotlib figures: curves, rows of bars or dots, and the confusion matrix."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-WIDTH, HEIGHT = 420, 250
-LEFT, RIGHT, TOP, BOTTOM = 54, 408, 12, 212
-MARKED_POINTS = 60  # longer curves have no dots
+import numpy as np
 
-# marks of about the same area around (0, 0), so that series differ in more than colour
-SHAPES = (
-    "M-4.4 0a4.4 4.4 0 1 0 8.8 0a4.4 4.4 0 1 0-8.8 0Z",
-    "M-3.9-3.9h7.8v7.8h-7.8Z",
-    "M0-5L5 3.8H-5Z",
-    "M0-5.4L5.4 0L0 5.4L-5.4 0Z",
-    "M0 5L5-3.8H-5Z",
-    "M-1.8-5h3.6v3.2h3.2v3.6h-3.2v3.2h-3.6v-3.2h-3.2v-3.6h3.2Z",
-    "M-5-2.5L-2.5-5L0-2.5L2.5-5L5-2.5L2.5 0L5 2.5L2.5 5L0 2.5L-2.5 5L-5 2.5L-2.5 0Z",
-    "M0-6L1.6-2L5.7-1.9L2.4 .8L3.5 4.9L0 2.5L-3.5 4.9L-2.4 .8L-5.7-1.9L-1.6-2Z",
-)
+from semaug.report.canvas import CHARACTER, COLOURS, DASHES, INK, MARKERS, SOFT, add_legend, clean, panels, style
 
-_NARROW, _BROAD = frozenset("fijlrtI .,:;'|()[]/-!"), frozenset("mwMW@%…—")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-Format = Callable[[float], str]
-Scale = Callable[[float], float]
+_NAMED_CLASSES = 40  # a confusion matrix of more classes has no names and counts
+_MOST_CELLS = 400  # a confusion matrix of more classes has several in a cell
+
+plain = "{:.3g}".format
+"""Writes a number with three significant digits."""
 
 
-def plain(value: float) -> str:
-    """A number with three significant digits."""
-    return f"{value:.3g}"
-
-
-def percent(value: float) -> str:
-    """A share in percent, with as many decimals as it has."""
-    return f"{100 * value:.3g} %"
-
-
-def text_width(text: str, size: float = 12.0) -> float:
-    """Room for a text of a chart in any of its fonts: more than most of them need."""
-    return size * sum(_character_width(character) for character in text)
-
-
-def _character_width(character: str) -> float:
-    if character in _NARROW:
-        return 0.42
-    if character in _BROAD or ord(character) > 0x2E7F:  # ideographs are square
-        return 1.02
-    return 0.78 if character.isupper() else 0.65
-
-
-def shortened(text: str, room: float) -> str:
-    """The text, or as much of its beginning as there is room for."""
-    if text_width(text) <= room:
-        return text
-    end = next(end for end in range(len(text) - 1, -1, -1) if text_width(text[:end] + "…") <= room or not end)
-    return text[:end] + "…"
-
-
-def linear(low: float, high: float, start: float, end: float) -> Scale:
-    """From values to places between start and end; a single value lies in the middle."""
-    return lambda value: (start + end) / 2 if low == high else start + (end - start) * (value - low) / (high - low)
+def percent(share: float) -> str:
+    """Write a share in percent with three significant digits; 1 is 100 %."""
+    return f"{100 * share:.3g} %"
 
 
 @dataclass(frozen=True)
 class Series:
-    """One run's values by epoch; `spread` is the half width of a band around them."""
+    """The values of one run or method."""
 
-    label: str
-    place: int  # of the run; chooses the colour
-    epochs: Sequence[float]
+    label: str  # name in legends
+    slot: int  # decides colour, marker and dashes; see `semaug.report.canvas.slots`
     values: Sequence[float | None]
-    spread: Sequence[float | None] = ()
+    x: Sequence[float] = ()  # place of each value on the horizontal axis of `lines`
+    spread: Sequence[float | None] = ()  # half length of each error bar
+    texts: Sequence[str] = ()  # beside each bar of `rows`; the value by default
+    hollow: bool = False  # hollow markers and dotted lines, for values that were not measured here
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", clean(self.label))
 
-@dataclass(frozen=True)
-class Tick:
-    at: float
-    text: str
+    @property
+    def colour(self) -> str:
+        """The colour of the series."""
+        return COLOURS[self.slot % len(COLOURS)]
 
-
-@dataclass(frozen=True)
-class Dot:
-    x: float
-    y: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Curve:
-    label: str
-    place: int
-    line: str  # SVG path
-    band: str  # SVG path; empty without spread
-    dots: list[Dot]
+    @property
+    def look(self) -> dict[str, Any]:
+        """Options of matplotlib for lines and markers."""
+        look = {"color": self.colour, "ls": DASHES[self.slot % 6], "marker": MARKERS[self.slot % 8], "ms": 4.5}
+        return look | ({"mfc": "none", "mew": 1.2, "ls": ":"} if self.hollow else {"mew": 0})
 
 
 @dataclass(frozen=True)
 class LineChart:
+    """Curves on one pair of axes."""
+
     title: str
     caption: str
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
-    curves: list[Curve]
-    axis: str
-    left: float
-    right: float
-    width: int = WIDTH
-    height: int = HEIGHT
-    bottom: int = BOTTOM
+    series: Sequence[Series]
+    x_label: str = "epoch"
+    ticks: Sequence[str] = ()  # names of the places 0, 1, 2, … on the horizontal axis, which has numbers by default
+    percent: bool = False  # whether values are shares
+    log_x: bool = False
+    log_y: bool = False  # values of zero and below are then left out
+
+    def points(self, series: Series) -> list[tuple[float, float, float]]:
+        """List x, value and spread of the points of a curve that can be drawn."""
+        spreads = series.spread or [None] * len(series.values)
+        every = zip(series.x, series.values, spreads, strict=True)
+        return [(x, v, s or 0.0) for x, v, s in every if v is not None and (v > 0 or not self.log_y)]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not any(self.points(series) for series in self.series)
 
 
-def line_chart(
-    title: str,
-    caption: str,
+@style()
+def swatch(slot: int, line: bool = True) -> "Figure":
+    """Draw the marker of a series, and its line if asked for, for legends in HTML."""
+    figure, [axes] = panels(1, 1, (0.45 if line else 0.05, 0.05), (0, 0, 0, 0))
+    axes.set_axis_off()
+    x = [0, 1, 2] if line else [1]
+    axes.plot(x, [0] * len(x), markevery=[len(x) // 2], clip_on=False, **Series("", slot, ()).look)
+    return figure
+
+
+@style()
+def lines(charts: Sequence[LineChart], *, titles: bool = True, legend: bool = True) -> "Figure":
+    """Draw curves in panels, with bands or error bars where they have a spread.
+
+    Up to four curves with short names are labelled at their ends; others have a legend.
+
+    Args:
+        charts: The panels.
+        titles: Whether panels show their titles and captions.
+        legend: Whether to draw a legend if curves are not labelled.
+
+    Returns:
+        The figure.
+    """
+    from matplotlib.lines import Line2D
+
+    keys = list({series.label: series for chart in charts for series in chart.series}.values())
+    direct = 1 < len(keys) <= 4 and all(len(series.label) <= 20 for series in keys)
+    legend = legend and len(keys) > 1 and not direct
+    right = 0.2 + CHARACTER * max(len(series.label) for series in keys) * direct
+    margins = (0.6, right, 0.55 if titles else 0.1, 0.5)
+    figure, axes = panels(len(charts), 3, (2.6, 1.75), margins, 0.3 * legend)
+    for own, chart in zip(axes, charts, strict=True):
+        for i, series in enumerate(chart.series):  # error bars are side by side
+            _draw_curve(own, chart, series, 0.07 * (i - (len(chart.series) - 1) / 2) if chart.ticks else 0.0)
+        _format_axes(own, chart)
+        if titles:
+            own.set_title(chart.title, pad=19)
+            own.text(0, 1.04, chart.caption, transform=own.transAxes, color=SOFT, size=6.8)
+        if direct:
+            _label_ends(own, chart)
+    if legend:
+        add_legend(figure, [Line2D([], [], label=series.label, **series.look) for series in keys], len(keys))
+    return figure
+
+
+def _draw_curve(axes: "Axes", chart: LineChart, series: Series, shift: float) -> None:
+    if not chart.points(series):
+        return
+    x, y, spread = (np.array(column) for column in zip(*chart.points(series), strict=True))
+    x = x + shift
+    low = np.maximum(y - spread, y / 2 if chart.log_y else np.minimum(y, 0.0))  # a band does not cross zero
+    if chart.ticks:
+        axes.errorbar(x, y, (y - low, spread), color=series.colour, ls="", capsize=3, lw=1.2)
+    else:
+        axes.fill_between(x, low, y + spread, color=series.colour, alpha=0.15, lw=0)
+    axes.plot(x, y, markevery=-(-len(x) // 12), **series.look)
+
+
+def _format_axes(axes: "Axes", chart: LineChart) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    axes.set_xlabel(chart.x_label, loc="right")
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    if chart.log_x:
+        axes.set_xscale("log")
+    elif chart.ticks:
+        axes.set_xticks(range(len(chart.ticks)), chart.ticks)
+        axes.tick_params(axis="x", rotation=25 if sum(map(len, chart.ticks)) > 34 else 0)
+        axes.set_xlim(-0.3, len(chart.ticks) - 0.7)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    if chart.log_y:
+        axes.set_yscale("log")
+        bottom, top = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if top < 100 * bottom else (1,), numticks=7))
+        axes.yaxis.set_minor_locator(NullLocator())
+    text = percent if chart.percent else plain
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+
+
+def _label_ends(axes: "Axes", chart: LineChart) -> None:
+    """Write the name of each curve at its end, moved up where names would overlap."""
+    axes.autoscale_view()
+    to_axes = axes.transData + axes.transAxes.inverted()
+    drawn = [(points[-1], series) for series in chart.series if (points := chart.points(series))]
+    ends = sorted(((to_axes.transform(last[:2])[1], series) for last, series in drawn), key=lambda end: end[0])
+    heights: list[float] = []
+    for height, _ in ends:
+        heights.append(max([height, *(below + 0.09 for below in heights[-1:])]))
+    for height, (_, series) in zip(heights, ends, strict=True):
+        place = height - max(0.0, heights[-1] - 1.0)
+        axes.text(1.03, place, series.label, transform=axes.transAxes, va="center", color=series.colour, weight="bold")
+
+
+def _shortened(name: str, length: int) -> str:
+    return clean(name if len(name) <= length else f"{name[: length - 1]}…")
+
+
+@style()
+def rows(
+    names: Sequence[str],
     series: Sequence[Series],
     *,
-    text: Format = plain,
-    logarithmic: bool = False,
-    axis: str = "epoch",
-    settings: Sequence[str] = (),
-) -> LineChart | None:
-    """Curves over epochs, or over settings in which `epochs` are places; None if there is no value at all.
+    dots: bool = False,
+    text: Callable[[float], str] = plain,
+    x_label: str = "",
+    limits: tuple[float, float] | None = None,
+    reference: float | None = None,
+    longest: int = 60,
+) -> "Figure":
+    """Draw values with error bars as horizontal bars or dots, one row for each name.
 
-    Values below or at zero have no place on a logarithmic axis.
+    Args:
+        names: Name of each row, from the top.
+        series: Values, one for each name; a row has a bar for each series with a value or text.
+        dots: Whether to draw the values of a row as dots on one line instead of bars with texts.
+        text: Writes values.
+        x_label: Name of the axis.
+        limits: Ends of the axis; by default what the values need, and zero for bars.
+        reference: Where to draw a vertical line.
+        longest: Most characters of a name; longer names are cut.
+
+    Returns:
+        The figure.
     """
-    shown = [[v if v is not None and not (logarithmic and v <= 0) else None for v in line.values] for line in series]
-    heights = [
-        height
-        for line, values in zip(series, shown, strict=True)
-        for v, spread in zip(values, line.spread or [None] * len(values), strict=True)
-        if v is not None
-        for height in (_lower(v, spread or 0), v + (spread or 0))
-    ]
-    if not heights:
-        return None
-    y_values = (_decades if logarithmic else round_numbers)(min(heights), max(heights))
-    y_texts = [text(value) for value in y_values]
-    places = sorted({place for line in series for place in line.epochs})
-    x_values = places if settings else _whole_numbers(places[0], places[-1])
-    x_texts = [settings[int(place)] if settings else f"{place:.0f}" for place in x_values]
-    left = max(LEFT, 12 + max(map(text_width, y_texts)))
-    right = min(RIGHT, WIDTH - text_width(x_texts[-1]) / 2)
-    x_of = linear(places[0], places[-1], left, right)
-    y_of = _vertical(y_values, logarithmic)
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    def hint(line: Series, place: float, value: float, spread: float) -> str:
-        where = settings[int(place)] if settings else f"epoch {place:.0f}"
-        return f"{line.label}, {where}: {text(value)}" + (f" ± {text(spread)}" if spread else "")
-
-    return LineChart(
-        title,
-        caption,
-        [Tick(x_of(value), told) for value, told in zip(x_values, x_texts, strict=True)],
-        [Tick(y_of(value), told) for value, told in zip(y_values, y_texts, strict=True)],
-        [_curve(line, values, x_of, y_of, hint) for line, values in zip(series, shown, strict=True)],
-        axis,
-        left,
-        right,
-    )
-
-
-def _vertical(values: Sequence[float], logarithmic: bool) -> Scale:
-    """From values to heights, for an axis with these ticks."""
-    if not logarithmic:
-        return linear(values[0], values[-1], BOTTOM, TOP)
-    of_exponent = linear(math.log10(values[0]), math.log10(values[-1]), BOTTOM, TOP)
-    return lambda value: of_exponent(math.log10(value))
+    shown = [_shortened(name, longest) for name in names]
+    texts = [one.texts or ["" if v is None else text(v) for v in one.values] for one in series]
+    bars = [[k for k, own in enumerate(texts) if own[i]] for i in range(len(names))]
+    sizes = [0.26 if dots else 0.09 + 0.14 * max(1, len(own)) for own in bars]  # inches
+    tops = [0.0, *itertools.accumulate(sizes)]
+    margins = (0.15 + CHARACTER * max(map(len, shown)), 0.6, 0.25 * dots, 0.4)
+    figure, [axes] = panels(1, 1, (3.6 if dots else 2.5, tops[-1]), margins)
+    for i, own in enumerate(bars):
+        for place, k in enumerate(own):
+            value, spread = series[k].values[i], (series[k].spread[i] if series[k].spread else None) or 0.0
+            y = tops[i] + (0.13 if dots else 0.115 + 0.14 * place)
+            if value is not None:
+                ends = [max(value - spread, min(value, 0.0)), value + spread] if spread else []
+                if not dots:
+                    axes.barh(y, value, height=0.12, color=series[k].colour)
+                axes.plot(ends, [y] * len(ends), color=series[k].colour if dots else INK, lw=1.2)
+                if dots:
+                    axes.plot(value, y, **{**series[k].look, "ls": "", "ms": 6})
+            if not dots:
+                end = ((value or 0.0) + spread, y)
+                axes.annotate(texts[k][i], end, (4, 0), textcoords="offset points", va="center", size=7.5)
+    axes.set_yticks([(top + bottom) / 2 for top, bottom in itertools.pairwise(tops)], shown, color=INK)
+    axes.set_ylim(tops[-1], 0)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axes.set_xlabel(x_label)
+    axes.set_xlim(limits)
+    if reference is not None:
+        axes.axvline(reference, color=INK, lw=1, ls=(0, (3, 3)), zorder=0.9)
+    if dots and len(series) > 1:
+        handles = [Line2D([], [], label=one.label, **{**one.look, "ls": "", "ms": 6}) for one in series]
+        axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0.1, ncols=len(series))
+    return figure
 
 
-def _curve(
-    line: Series,
-    values: Sequence[float | None],
-    x_of: Scale,
-    y_of: Scale,
-    hint: Callable[[Series, float, float, float], str],
-) -> Curve:
-    known = [
-        (place, value, spread or 0.0)
-        for place, value, spread in zip(line.epochs, values, line.spread or [None] * len(values), strict=True)
-        if value is not None
-    ]
-    path = _path([(x_of(place), y_of(value)) for place, value, _ in known])
-    upper = [(x_of(place), y_of(v + s)) for place, v, s in known]
-    lower = [(x_of(place), y_of(_lower(v, s))) for place, v, s in known]
-    band = _path([*upper, *reversed(lower)]) + "Z" if line.spread and len(known) > 1 else ""
-    marked = known if len(known) <= MARKED_POINTS else known[-1:]
-    dots = [Dot(x_of(place), y_of(value), hint(line, place, value, spread)) for place, value, spread in marked]
-    return Curve(line.label, line.place, path, band, dots)
+@style()
+def confusion_matrix(names: Sequence[str], entries: Sequence[tuple[int, int, int]]) -> "Figure":
+    """Draw how often each class was taken for each other one: right answers are blue, wrong ones orange.
 
-
-def _lower(value: float, spread: float) -> float:
-    """The lower edge of a band, which does not go below zero on account of a large spread."""
-    return max(value - spread, min(value, 0.0))
-
-
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(points))
-
-
-def round_numbers(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Four to seven round numbers that enclose the range."""
-    if high - low < 1e-9 * max(abs(high), abs(low), 1e-9):
-        margin = abs(high) / 2 or 0.5
-        low, high = low - margin, high + margin
-    rough = (high - low) / 4
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
-    if whole:
-        step = max(1.0, float(round(step)))
-    start, stop = math.floor(low / step + 1e-6), math.ceil(high / step - 1e-6)
-    return [i * step for i in range(start, stop + 1)]
-
-
-def _whole_numbers(first: float, last: float) -> list[float]:
-    """Round whole numbers within the range."""
-    return [value for value in round_numbers(first, last, whole=True) if first <= value <= last] or [first]
-
-
-def _decades(low: float, high: float) -> list[float]:
-    """Powers of ten that enclose the range, at most about six."""
-    start, stop = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    stop = max(stop, start + 1)
-    step = max(1, math.ceil((stop - start) / 5))
-    return [10.0**exponent for exponent in range(start, stop + step, step)]
-
-
-# ------------------------------------------------------------------------------------------------------------- bars
-
-
-@dataclass(frozen=True)
-class Bar:
-    place: int
-    y: float
-    length: float
-    text: str
-    hint: str
-    whisker: tuple[float, float] | None = None  # its ends
-
-
-@dataclass(frozen=True)
-class BarGroup:
-    name: str
-    shown: str  # as much of the name as fits
-    y: float
-    bars: list[Bar]
-
-
-@dataclass(frozen=True)
-class BarChart:
-    groups: list[BarGroup]
-    height: float
-    width: int = WIDTH
-    full: int = WIDTH - 60  # length of a bar of 100 %
-    thickness: int = 10
-
-
-def bar_chart(
-    names: Sequence[str],
-    shares: Sequence[tuple[int, str, dict[str, float]]],
-    errors: Mapping[str, float] | None = None,
-) -> BarChart:
-    """For each name, its share in each run: (place, label, shares by name); the name stands above its bars."""
-    pitch = BarChart.thickness + 3
-    groups, y = [], 0.0
-    for name in names:
-        known = [(place, label, by_name[name]) for place, label, by_name in shares if name in by_name]
-        error = (errors or {}).get(name, 0.0)
-        bars = [_bar(place, label, share, error, y + 19 + i * pitch) for i, (place, label, share) in enumerate(known)]
-        groups.append(BarGroup(name, shortened(name, WIDTH), y + 14, bars))
-        y += 19 + len(known) * pitch + 8
-    return BarChart(groups, y)
-
-
-def _bar(place: int, label: str, share: float, error: float, y: float) -> Bar:
-    full = BarChart.full
-    whisker = (full * max(share - error, 0.0), full * min(share + error, 1.0)) if error else None
-    told = percent(share) + (f" ± {percent(error)}" if error else "")
-    return Bar(place, y, max(full * share, 1.0), percent(share), f"{label}: {told}", whisker)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A measured value with its spread; without a value, the text says why. `muted`: shown as something known."""
-
-    label: str
-    value: float | None
-    spread: float
-    text: str
-    muted: bool = False
-
-
-@dataclass(frozen=True)
-class MeasuredBar:
-    row: Measured
-    y: float
-    end: float  # where the bar ends
-    low: float  # ends of the whisker
-    high: float
-
-
-@dataclass(frozen=True)
-class MeasuredBars:
-    bars: list[MeasuredBar]
-    ticks: list[Tick]
-    one: float  # where the value 1 lies
-    bottom: float
-    width: float
-    left: float
-    right: float
-    thickness: int = 20
-
-
-def measured_bars(rows: Sequence[Measured]) -> MeasuredBars:
-    """Bars from zero to values around 1 or above, one below the other, each with a whisker of ± its spread.
-
-    Labels stand on the left and texts on the right, and have the room that the longest ones need.
+    Each entry is a true class, a predicted class and a number of images. Up to 40 classes are named, more are numbered.
     """
-    pitch = MeasuredBars.thickness + 12
-    values = round_numbers(0.0, max([1.0, *(row.value + row.spread for row in rows if row.value is not None)]))
-    left = 30 + max((text_width(row.label, size=13) for row in rows), default=0.0)
-    right = left + 344
-    x_of = linear(0.0, values[-1], left, right)
-    bars = []
-    for i, row in enumerate(rows):
-        value = row.value or 0.0
-        low, high = x_of(_lower(value, row.spread)), x_of(value + row.spread)
-        bars.append(MeasuredBar(row, 8.0 + i * pitch, x_of(value), low, high))
-    ticks = [Tick(x_of(value), plain(value)) for value in values]
-    width = right + 40 + max((text_width(row.text, size=13) for row in rows), default=0.0)
-    return MeasuredBars(bars, ticks, x_of(1.0), 8.0 + len(rows) * pitch, width, left, right)
+    import matplotlib
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import PowerNorm
+
+    count, named = len(names), len(names) <= _NAMED_CLASSES
+    true, predicted, images = np.array(entries).T
+    share = images / np.bincount(true, images, count)[true]
+    side = min(count, _MOST_CELLS)
+    cells = np.ones((side, side, 4))
+    norm = PowerNorm(0.6, -0.15, 1)  # the smallest shares are visible
+    for right, colours in ((False, "Oranges"), (True, "Blues")):
+        own = np.flatnonzero((true == predicted) == right)
+        own = own[np.argsort(share[own], kind="stable")]  # the largest share of a cell is drawn last
+        cells[true[own] * side // count, predicted[own] * side // count] = matplotlib.colormaps[colours](
+            norm(share[own])
+        )
+    size = max(1.6, 0.26 * count) if named else 5.5
+    shown = [_shortened(name, 24) for name in names] if named else []
+    room = 0.4 + CHARACTER * max(map(len, shown), default=2)
+    figure, [axes] = panels(1, 1, (size, size), (room, 1.2, 0.1, room))
+    axes.imshow(cells, interpolation="none", extent=(0, count, count, 0))
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(True)
+    axes.set_xlabel("predicted class", color=INK)
+    axes.set_ylabel("true class", color=INK)
+    if named:
+        axes.set_xticks(np.arange(count) + 0.5, shown, rotation=90, size=7.5)
+        axes.set_yticks(np.arange(count) + 0.5, shown, size=7.5)
+        for x, y, number, part in zip(predicted, true, images, share, strict=True):
+            colour = "white" if part > 0.45 else INK
+            axes.text(x + 0.5, y + 0.5, str(number), ha="center", va="center", size=7, color=colour)
+    height = min(1.2, 0.6 * size) / size
+    for x, colours, label in ((0.2, "Blues", "right"), (0.75, "Oranges", "wrong")):
+        scale = axes.inset_axes((1 + x / size, 1 - 0.2 / size - height, 0.12 / size, height))
+        ticks = [0, 0.25, 1]
+        figure.colorbar(ScalarMappable(norm, colours), scale, ticks=ticks, format=lambda value, _: percent(value))
+        scale.set_ylim(0, 1)
+        scale.set_title(label, size=8, weight="normal", color=SOFT)
+        scale.tick_params(labelsize=6.5, length=2)
+    return figure

@@ -1,4 +1,4 @@
-"""Pages that need nothing else: their templates, and a policy by which a page may use its own styles and scripts."""
+"""HTML pages in a single file: templates, and a policy that lets a page run only its own styles and scripts."""
 
 import base64
 import hashlib
@@ -8,19 +8,23 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from semaug.report import charts
+from semaug.report import canvas, charts
 from semaug.report.reading import number
 from semaug.util.progress import duration
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
 
-COLOURS = 6  # that the style sheet defines; further series use them again, with thin lines and other marks
+# Colours of the charts, which style sheets replace in a dark scheme.
+_THEME = {"card": "#ffffff", "ink": canvas.INK, "soft": canvas.SOFT, "rule": canvas.RULE, "grid": canvas.GRID}
+_THEME |= {f"c{i}": colour for i, colour in enumerate(canvas.COLOURS)}
 
 
 @cache
 def environment(*packages: str) -> "Environment":
-    """The templates of these packages, and the report's own, which theirs may extend and import."""
+    """Make the environment of the templates of some packages; they may use those of the report. Texts are escaped."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     made = Environment(
@@ -31,20 +35,43 @@ def environment(*packages: str) -> "Environment":
         lstrip_blocks=True,
     )
     made.filters.update(percent=charts.percent, duration=duration, number=number, name=_name)
-    made.globals.update(
-        colour=lambda place: f"c{place % COLOURS}",
-        again=lambda place: place >= COLOURS,
-        shape=lambda place: charts.SHAPES[place % len(charts.SHAPES)],
-    )
+    made.globals.update(swatch=_swatch, theme=_THEME)
     return made
 
 
-def _name(text: Any) -> Any:
-    """The name of a class or file as HTML; long words, as such names are, may break after an underscore or slash."""
+def _name(text: Any) -> "Markup":
+    """The name of a class or file; a long one may break after an underscore or slash."""
     from markupsafe import Markup, escape
 
     parts = re.split(r"(?<=[_/])(?=.)", str(text))
     return Markup("<wbr>").join(escape(part) for part in parts)
+
+
+@cache
+def _swatch(slot: int, line: bool = True) -> "Markup":
+    return chart(charts.swatch(slot % 24, line), "")  # after 24, colours, dashes and markers repeat
+
+
+def chart(figure: "Figure", label: str) -> "Markup":
+    """Draw a chart as an ``<svg>`` element for a page; `label` is for screen readers."""
+    from markupsafe import Markup
+
+    return Markup(canvas.to_svg(figure, label))
+
+
+def line_charts(drawn: Sequence[charts.LineChart], *, legend: bool = False) -> list[dict[str, Any]]:
+    """Draw charts of curves for the macro ``charts``: title, caption and ``<svg>`` element of each."""
+    return [
+        {
+            "title": one.title,
+            "caption": f"{one.caption}{' (logarithmic)' if one.log_y else ''}.".replace("..", "."),
+            "svg": chart(
+                charts.lines([one], titles=False, legend=legend),
+                f"{one.title} by {one.x_label}: {', '.join(series.label for series in one.series)}",
+            ),
+        }
+        for one in drawn
+    ]
 
 
 def render_page(
@@ -57,39 +84,42 @@ def render_page(
     served: bool = False,
     **content: Any,
 ) -> str:
-    """A page with these style sheets and this script; `fragments` is HTML in it that brings styles and scripts too.
+    """Render a page that needs no other file.
 
-    One that is `served` may ask its own server for data and images, and show images that the user gives it.
+    Args:
+        made: The environment of templates.
+        template: Name of the template, which extends base.html.
+        styles: Names of style sheets.
+        script: Name of the script, if there is one.
+        fragments: HTML in the page that has its own styles and scripts.
+        served: Whether a server sends the page, which may then ask it for data and images, and show images of the user.
+        content: Variables of the template.
+
+    Returns:
+        The page.
     """
     from markupsafe import Markup
 
-    style = "".join(made.get_template(name).render() for name in styles)
+    sheet = "".join(made.get_template(name).render() for name in styles)
     code = made.get_template(script).render() if script is not None else ""
-    return made.get_template(template).render(
-        policy=_policy(
-            [style, *re.findall(r"<style>(.*?)</style>", fragments, re.DOTALL)],
-            [*([code] if code else []), *re.findall(r"<script>(.*?)</script>", fragments, re.DOTALL)],
-            served,
-        ),
-        style=Markup(style),
-        script=Markup(code),
-        **content,
-    )
-
-
-def _policy(styles: Sequence[str], scripts: Sequence[str], served: bool) -> str:
-    """These styles and scripts and nothing else: whatever a class is called, it stays text."""
     images = "data: 'self' blob:; connect-src 'self'" if served else "data:"
-    return f"default-src 'none'; img-src {images}; style-src {_digests(styles)}; script-src {_digests(scripts)}"
-
-
-def policy_of(page: str) -> str:
-    """The policy that a page states, for the header with which a server sends it."""
-    found = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
-    assert found is not None
-    return html.unescape(found[1])
+    allowed = [
+        _digests([text, *re.findall(rf"<{tag}>(.*?)</{tag}>", fragments, re.DOTALL)])
+        for tag, text in (("style", sheet), ("script", code))
+    ]
+    policy = f"default-src 'none'; img-src {images}; style-src {allowed[0]}; script-src {allowed[1]}"
+    return made.get_template(template).render(policy=policy, style=Markup(sheet), script=Markup(code), **content)
 
 
 def _digests(texts: Sequence[str]) -> str:
-    found = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in dict.fromkeys(texts))
-    return " ".join(f"'sha256-{digest}'" for digest in found) or "'none'"
+    digests = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in dict.fromkeys(texts) if text
+    ]
+    return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+
+
+def policy_of(page: str) -> str:
+    """Look up the policy of a page of :func:`render_page`, which a server sends as a header."""
+    stated = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    assert stated is not None
+    return html.unescape(stated[1])

@@ -1,4 +1,4 @@
-"""What the report knows of a run: its files, read such that a run that is not complete can be shown as far as it is."""
+"""The files of a run directory, read so that an incomplete or damaged run is shown as far as possible."""
 
 import json
 import math
@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from semaug.util.errors import SemaugError
+from semaug.report.canvas import slots
+from semaug.training.methods import METHODS
+from semaug.util.errors import RunError, SemaugError
 from semaug.util.files import read_json
 
 _PICTURE = re.compile(r"data:image/(jpeg|png);base64,[A-Za-z0-9+/]+=*")
@@ -17,115 +19,141 @@ _PICTURE = re.compile(r"data:image/(jpeg|png);base64,[A-Za-z0-9+/]+=*")
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """The contents of a run directory; what is missing is empty and told in `notes`."""
+    """The contents of a run directory; what is missing is empty."""
 
     path: Path
-    label: str  # names the run in legends and tables
-    place: int  # among the runs of the report; chooses the colour
+    label: str  # name in legends and tables
+    slot: int  # decides the colour; see `semaug.report.canvas.slots`
     config: dict[str, Any]
     classes: list[str]
-    metrics: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]  # of each epoch
     evaluation: dict[str, Any]
-    samples: list[dict[str, Any]]
-    notes: list[str] = field(default_factory=list)
+    samples: list[dict[str, Any]]  # pictures with predictions
+    notes: list[str] = field(default_factory=list)  # what is missing or unusual
+
+    @property
+    def method(self) -> str:
+        """The title of the method."""
+        return method_title(as_text(self.config.get("method")))
 
     def text(self, key: str) -> str:
-        """A setting as text; a dash if the run does not tell."""
+        """Write a setting as text; a dash if the run does not have it."""
         return as_text(self.config.get(key))
 
     def score(self, key: str) -> float | None:
-        """A number of the evaluation."""
+        """Look up a number of the evaluation."""
         return number(self.evaluation.get(key))
 
     @property
     def seconds(self) -> float | None:
-        """Time of all epochs together."""
-        times = [number(row.get("seconds")) for row in self.metrics]
-        known = [time for time in times if time is not None]
+        """The time of all epochs together."""
+        known = [time for row in self.metrics if (time := number(row.get("seconds"))) is not None]
         return sum(known) if known else None
 
+    def table(self, key: str, *columns: str) -> list[dict[str, Any]]:
+        """Look up the rows of a table of the evaluation that have certain columns."""
+        rows = self.evaluation.get(key)
+        rows = rows if isinstance(rows, list) else []
+        return [row for row in rows if isinstance(row, dict) and all(column in row for column in columns)]
+
     def class_accuracy(self) -> dict[str, float]:
-        """Accuracy by class, of the classes that have images."""
-        rows = self.evaluation.get("classes")
-        found = {row["name"]: number(row.get("accuracy")) for row in rows or [] if isinstance(row, dict)}
-        return {name: accuracy for name, accuracy in found.items() if accuracy is not None}
+        """Look up the accuracy of each class that has images."""
+        accuracies = {str(row["name"]): number(row.get("accuracy")) for row in self.table("classes", "name")}
+        return {name: accuracy for name, accuracy in accuracies.items() if accuracy is not None}
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
+    """Convert a value of a JSON file: a finite number, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
 def as_text(value: Any) -> str:
-    """A setting as people write it."""
+    """Write a value of a JSON file as people write it."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
-    if isinstance(value, list):
-        return ", ".join(as_text(part) for part in value)
-    return str(value)
+    return ", ".join(map(as_text, value)) if isinstance(value, list) else str(value)
+
+
+def method_title(name: str) -> str:
+    """Look up the title of a method; the name itself if it is unknown, as in a run directory of unknown origin."""
+    return METHODS[name].title if name in METHODS else name
+
+
+def confusion_entries(evaluation: Any, classes: int) -> list[tuple[int, int, int]]:
+    """Read the confusion matrix in the contents of evaluation.json, whatever they are.
+
+    Returns true class, predicted class and number of images of each entry that is well formed.
+    """
+    entries = evaluation.get("confusion") if isinstance(evaluation, dict) else None
+    return [
+        (entry[0], entry[1], entry[2])
+        for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, list)
+        and [type(value) for value in entry] == [int] * 3
+        and max(entry[:2]) < classes
+        and min(*entry[:2], entry[2] - 1) >= 0
+    ]
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
-    """Read run directories, in the order given; runs are named by method, and by directory where that is not enough."""
+    """Read run directories; runs are named by method, or by directory where methods repeat.
+
+    Raises:
+        RunError: If there is no path, or one is not a run directory.
+    """
     if not paths:
-        raise SemaugError("a report needs at least one run directory")
+        raise RunError("a report needs at least one run directory")
     configs = [_config(path) for path in paths]
     methods = [as_text(config.get("method")) for config in configs]
-    names = [path.resolve().name for path in paths]
-    labels = methods if len(set(methods)) == len(paths) else names
+    labels = [method_title(method) for method in methods]
+    if len(set(labels)) < len(paths):
+        labels = [path.resolve().name for path in paths]
     repeated = Counter(labels)
     labels = [str(path) if repeated[label] > 1 else label for path, label in zip(paths, labels, strict=True)]
-    return [
-        _read_run(path, label, place, config)
-        for place, (path, label, config) in enumerate(zip(paths, labels, configs, strict=True))
-    ]
+    return [_read_run(*parts) for parts in zip(paths, labels, slots(methods), configs, strict=True)]
 
 
 def _config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise SemaugError(f"there is no run directory {path}")
+        raise RunError(f"there is no run directory {path}")
     if not (path / "config.json").is_file():
-        raise SemaugError(f"{path} is not a run directory: it has no config.json")
+        raise RunError(f"{path} is not a run directory: it has no config.json")
     config = read_json(path / "config.json")
     if not isinstance(config, dict):
-        raise SemaugError(f"{path / 'config.json'} does not hold the settings of a run")
+        raise RunError(f"{path / 'config.json'} does not hold the settings of a run")
     return config
 
 
-def _read_run(path: Path, label: str, place: int, config: dict[str, Any]) -> ReportedRun:
+def _read_run(path: Path, label: str, slot: int, config: dict[str, Any]) -> ReportedRun:
     notes: list[str] = []
     classes = _optional(path / "classes.json", list, notes)
     metrics = _metrics(path / "metrics.jsonl", notes)
     evaluation = _optional(path / "evaluation.json", dict, notes)
     samples = [sample for sample in _optional(path / "samples.json", list, notes) if _is_sample(sample)]
-    if not evaluation:
-        planned = number(config.get("epochs"))
-        notes.append(
-            f"no evaluation: training has not finished (epoch {len(metrics)} of {planned:.0f})"
-            if planned is not None and len(metrics) < planned
-            else "no evaluation: it has not been made, or has been removed"
-        )
+    epochs = number(config.get("epochs"))
+    if not evaluation and epochs is not None and len(metrics) < epochs:
+        notes.append(f"no evaluation: training has not finished (epoch {len(metrics)} of {epochs:.0f})")
+    elif not evaluation:
+        notes.append("no evaluation: there is no evaluation.json")
     elif evaluation.get("split") == "val":
         notes.append("the data has no test split: scores are those of the validation split that chose the best epoch")
     if config.get("select") == "test":
         notes.append("the best epoch was chosen on the test split: its scores are too good")
     if evaluation and not samples:
-        notes.append("no pictures were kept")
-    return ReportedRun(path, label, place, config, [str(c) for c in classes], metrics, evaluation, samples, notes)
+        notes.append("there are no pictures")
+    return ReportedRun(path, label, slot, config, [str(name) for name in classes], metrics, evaluation, samples, notes)
 
 
 def _optional(path: Path, kind: type, notes: list[str]) -> Any:
-    """The content of a JSON file; empty, with a note unless the file is just not there, if it cannot be had."""
-    if not path.is_file():
-        return kind()
+    """The contents of a JSON file; empty if it is missing, and with a note if it is damaged."""
     try:
-        content = read_json(path)
+        content = read_json(path) if path.is_file() else kind()
     except SemaugError as error:
         notes.append(str(error))
         return kind()
@@ -136,13 +164,12 @@ def _optional(path: Path, kind: type, notes: list[str]) -> Any:
 
 
 def _metrics(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
     rows: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for line in filter(str.strip, text.splitlines()):
         try:
-            row = json.loads(line) if line.strip() else None
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             notes.append(f"a line of {path.name} cannot be read and is left out")
             continue
         if isinstance(row, dict):
@@ -151,5 +178,5 @@ def _metrics(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _is_sample(sample: Any) -> bool:
-    """Whether a sample has a picture that is in the file itself: an address would be fetched when the page is read."""
+    """Whether a sample holds its picture: the browser would fetch an address."""
     return isinstance(sample, dict) and _PICTURE.fullmatch(str(sample.get("image"))) is not None

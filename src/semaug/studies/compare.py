@@ -16,7 +16,6 @@ from rich.text import Text
 from semaug.data.readers import read_data, training_splits
 from semaug.inference.runs import read_metrics
 from semaug.report import write_report
-from semaug.report.html import COLOURS
 from semaug.studies.bench.result import versions
 from semaug.studies.grid import Cell, CompareConfig, command
 from semaug.studies.paired import CHANCE, Difference, over_seeds, paired
@@ -26,7 +25,7 @@ from semaug.util.errors import SemaugError
 from semaug.util.files import read_json, write_atomically, write_json
 from semaug.util.progress import Progress
 
-MOST_REPORTED = 2 * COLOURS  # runs; with more, the curves of the report cannot be told apart
+MOST_REPORTED = 12  # runs; with more, the curves of the report cannot be told apart
 
 
 @dataclass(frozen=True)

@@ -1,84 +1,75 @@
-"""The charts of a section: accuracies as dots, sweeps as curves, Σ over the epochs, times, the theorem."""
+"""The charts of a section: accuracies as dots; accuracy, time, Σ and the theorem as curves."""
 
 import re
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from semaug.inference.runs import read_metrics
 from semaug.report import charts
+from semaug.report.canvas import slots
 from semaug.report.charts import LineChart, Series
-from semaug.report.reading import number
-from semaug.report.sweeps import DotChart, Key, Mark, Sweep, dot_chart, sweep_chart
+from semaug.report.reading import method_title, number
 from semaug.studies.cells import DATASETS
 from semaug.studies.presets.figure_frozen_blocks import PAPER_HOURS
 from semaug.studies.published import published
-from semaug.studies.results import Row, Section, SeedRun
+from semaug.studies.results import Row, Section
 from semaug.studies.scales import Setup
-from semaug.training.methods import METHODS
 
-OURS, PAPER = 0, 1  # colours
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def shows_paper(setup: Setup) -> bool:
+def _shows_paper(setup: Setup) -> bool:
     """At small scale the paper's accuracies are of other data: no chart has them beside ours."""
     return setup.scale == "full"
 
 
-def _share(value: float) -> str:
-    return f"{value:.3g} %"
-
-
-# ------------------------------------------------------------------------------------------------------ accuracies
-
-
-def accuracy_dots(section: Section, setup: Setup) -> DotChart | None:
-    """One row for each measured cell: ours with its spread, and the paper's figure at full scale."""
+def accuracy_dots(section: Section, setup: Setup) -> "Figure | None":
+    """Draw the accuracy of each measured cell, and the paper's at full scale; None if there is nothing to show."""
+    measured = [row for row in section.rows if row.mean is not None]
+    if not measured or section.experiment.kind not in ("table", "bars"):
+        return None
     star = "" if setup.scale == "full" else "*"  # as in the table: stand-ins
     datasets, networks = (len({getattr(row.cell, name) for row in section.rows}) > 1 for name in ("dataset", "network"))
-    rows = []
-    for row in section.rows:
-        if row.mean is None:
-            continue
-        spread = row.spread or 0.0
-        marks = [Mark(OURS, row.mean, spread, f"ours: {row.ours} %")]
-        if shows_paper(setup) and row.cell.paper is not None:
-            marks.append(Mark(PAPER, row.cell.paper, 0.0, f"the paper: {row.cell.paper:.1f} %", hollow=True))
+    names = []
+    for row in measured:
         place = [DATASETS[row.cell.dataset] + star] * datasets + [row.cell.network + star] * networks
-        rows.append((f"{', '.join(place)}: {row.cell.title}" if place else row.cell.title, marks))
-    if rows and section.experiment.published and shows_paper(setup):
-        rows += [
-            (
-                f"{row.method} ({row.backbone})",
-                [Mark(PAPER, row.accuracy, 0.0, f"published: {row.accuracy:.1f} %", True)],
-            )
-            for row in published()
-        ]
-    return dot_chart(rows, _share)
+        names.append(f"{', '.join(place)}: {row.cell.title}" if place else row.cell.title)
+    others = published() if section.experiment.published and _shows_paper(setup) else ()
+    names += [f"{row.method} ({row.backbone})" for row in others]
+    missing: list[float | None] = [None] * len(others)
+    series = [
+        Series("ours", 0, [row.mean for row in measured] + missing, spread=[row.spread for row in measured] + missing)
+    ]
+    if _shows_paper(setup):
+        paper = [row.cell.paper for row in measured] + [row.accuracy for row in others]
+        series.append(Series("as published", 1, paper, hollow=True))
+    return charts.rows(names, series, dots=True, text="{:.3g} %".format)
 
 
 def dots_label(section: Section, setup: Setup) -> str:
-    beside = "; hollow: the paper's, or as published" if shows_paper(setup) else ""
+    """Describe the chart of accuracies, without a full stop."""
+    beside = "; hollow: the paper's, or as published" if _shows_paper(setup) else ""
     split = "validation" if any(run.split == "val" for row in section.rows for run in row.runs) else "test"
     return f"Top-1 accuracy on the {split} split, with ± the standard deviation over seeds{beside}"
 
 
-# ---------------------------------------------------------------------------------------------------------- sweeps
-
-
-def sweeps(section: Section, setup: Setup) -> list[Sweep]:
-    """The curves of an experiment over its settings."""
-    found: list[Sweep | None] = []
+def line_charts(section: Section, setup: Setup) -> list[LineChart]:
+    """Make the charts of curves of a section that have something to show."""
+    made: list[LineChart] = []
     if section.experiment.kind == "lines":
-        found.append(_accuracy_sweep(section, setup))
+        made.append(_accuracy_sweep(section, setup))
     if section.extra.get("times"):
-        found.append(_time_sweep(section, setup))
+        made.append(_time_sweep(section, setup))
     if section.experiment.kind == "theorem" and section.extra:
-        found += _theorem_sweeps(section.extra)
-    return [chart for chart in found if chart is not None]
+        made += _theorem_charts(section.extra)
+    if section.experiment.curves:
+        made += _training_curves(section)
+    return [chart for chart in made if not chart.empty]
 
 
-def _accuracy_sweep(section: Section, setup: Setup) -> Sweep | None:
+def _accuracy_sweep(section: Section, setup: Setup) -> LineChart:
     rows, axis = section.rows, section.experiment.axis
     by_network = axis == "network"
 
@@ -89,97 +80,90 @@ def _accuracy_sweep(section: Section, setup: Setup) -> Sweep | None:
     several = len({row.cell.network for row in rows}) > 1
 
     def line(row: Row) -> str:
-        if by_network or not row.cell.setting:
-            return METHODS[row.cell.method].title
-        return row.network if several else METHODS[row.cell.method].title
+        return row.network if several and not by_network and row.cell.setting else method_title(row.cell.method)
 
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        lines.setdefault(line(row), []).append(row)
     series = []
-    for i, label in enumerate(dict.fromkeys(line(row) for row in rows)):
-        own = [row for row in rows if line(row) == label]
+    for slot, (label, own) in zip(slots([own[0].cell.method for own in lines.values()]), lines.items(), strict=True):
         if not place(own[0]):  # plain training, which has no such setting
             own = own * len(settings)
             places = list(range(len(settings)))
         else:
             places = [settings.index(place(row)) for row in own]
-        series.append(Series(label, i, places, [row.mean for row in own], [row.spread for row in own]))
-        paper = [row.cell.paper for row in own]
-        if shows_paper(setup) and any(value is not None for value in paper) and place(own[0]):
-            series.append(Series(f"{label}, the paper", 5, places, paper))
-    caption = "Top-1 accuracy; the band is ± the standard deviation over seeds, where there are several."
-    if by_network:  # names are long: what they share goes to the axis
+        series.append(
+            Series(label, slot, _shares([row.mean for row in own]), places, _shares([row.spread for row in own]))
+        )
+        if _shows_paper(setup) and place(own[0]):
+            paper = Series(f"{label}, the paper", slot, _shares([row.cell.paper for row in own]), places, hollow=True)
+            series += [paper] if any(paper.values) else []
+    caption = "Top-1 accuracy with ± the standard deviation over seeds, where there are several"
+    if by_network:  # names are long: what they share is on the axis
         families = {re.split(r"\d", name)[0] for name in settings}  # ResNet-50, resnet26t
         shared = families.pop() if len(families) == 1 else ""
         settings, axis = [name.removeprefix(shared) for name in settings], f"{axis} {shared}…" if shared else axis
-    return sweep_chart("Accuracy", caption, axis, settings, series, _share)
+    return LineChart("Accuracy", caption, series, axis, settings, percent=True)
 
 
-def _time_sweep(section: Section, setup: Setup) -> Sweep | None:
+def _shares(percentages: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else value / 100 for value in percentages]
+
+
+def _time_sweep(section: Section, setup: Setup) -> LineChart:
     rows: list[dict[str, Any]] = section.extra["times"]
     settings = [str(row["frozen"]) for row in rows]
     places = list(range(len(rows)))
-
-    def series(name: str, label: str, colour: int) -> Series:
-        ratios = [number(row[name].get("ratio")) for row in rows]
-        return Series(label, colour, places, ratios, [number(row[name].get("ratio_spread")) for row in rows])
-
-    lines = [series("jvp", "jvp", 0), series("double_backward", "double backward", 1)]
-    if shows_paper(setup):
+    lines = []
+    for slot, (name, label) in enumerate((("jvp", "jvp"), ("double_backward", "double backward"))):
+        ratios, spreads = ([number(row[name].get(key)) for row in rows] for key in ("ratio", "ratio_spread"))
+        lines.append(Series(label, slot, ratios, places, spreads))
+    if _shows_paper(setup):
         hours = [PAPER_HOURS.get(setting) for setting in settings]
-        lines.append(Series("the paper", 5, places, [None if h is None else h / PAPER_HOURS["basic"] for h in hours]))
-    caption = "Time of a step of the meta loop relative to plain training; the band is half the interquartile range."
-    return sweep_chart("Time per step, relative", caption, "frozen blocks", settings, lines, charts.plain)
+        relative = [None if hour is None else hour / PAPER_HOURS["basic"] for hour in hours]
+        lines.append(Series("the paper", 1, relative, places, hollow=True))
+    caption = "Time of a step of the meta loop relative to plain training, with ± half the interquartile range"
+    return LineChart("Relative time per step", caption, lines, "frozen blocks", settings)
 
 
-def _theorem_sweeps(extra: dict[str, Any]) -> list[Sweep | None]:
+def _theorem_charts(extra: dict[str, Any]) -> list[LineChart]:
     curves: dict[str, dict[str, Any]] = extra["curves"]
-    lengths = [str(length) for length in next(iter(curves.values()))["lengths"]]
-    places = list(range(len(lengths)))
-    found = []
-    for key, title in (("meta", "log₁₀ min E‖∇L_meta‖²"), ("relative", "log₁₀ min E‖∇L_meta‖²/α²")):
-        lines = [Series(name, i, places, _logs(curve[key])) for i, (name, curve) in enumerate(curves.items())]
-        caption = "Minimum over the steps of a run of T steps, mean over seeds, for four schedules of step sizes."
-        found.append(sweep_chart(title, caption, "T", lengths, lines, charts.plain))
-    return found
+    caption = "Minimum over the steps of a run of T steps, mean over seeds, for four schedules of step sizes"
+    return [
+        LineChart(
+            title,
+            caption,
+            [Series(name, i, curve[key], curve["lengths"]) for i, (name, curve) in enumerate(curves.items())],
+            "T",
+            log_x=True,
+            log_y=True,
+        )
+        for key, title in (("meta", "min E‖∇L_meta‖²"), ("relative", "min E‖∇L_meta‖²/α²"))
+    ]
 
 
-def _logs(values: Sequence[float]) -> list[float | None]:
-    import math
-
-    return [math.log10(value) if value > 0 else None for value in values]
-
-
-# -------------------------------------------------------------------------------------------------- over the epochs
-
-
-def training_curves(section: Section) -> tuple[list[Key], list[LineChart]]:
+def _training_curves(section: Section) -> list[LineChart]:
     """Mean of Σ and its share of the loss, epoch by epoch, of the cells that learn Σ."""
     rows = [row for row in section.rows if row.cell.method in ("joint", "learnable") and row.runs]
-    kinds: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
-        ("variance_mean", "Variance", "Mean of Σ's diagonal in each epoch; the band is ± over seeds.", charts.plain),
-        ("augmentation_share", "Share of the loss",
-         "Part of the training loss that the augmentation adds; the band is ± over seeds.", charts.percent),
-    )  # fmt: skip
-    found = []
-    for key, title, caption, text in kinds:
-        lines = [_by_epoch(row, place, key) for place, row in enumerate(rows)]
-        known = [line for line in lines if any(value is not None for value in line.values)]
-        chart = charts.line_chart(title, caption, known, text=text) if known else None
-        if chart is not None:
-            found.append(chart)
-    return [Key(row.cell.title, place) for place, row in enumerate(rows)], found
+    numbers = slots([row.cell.method for row in rows])
+    kinds = (
+        ("variance_mean", "Variance", "Mean of the diagonal of Σ in each epoch; the band is ± over seeds"),
+        (
+            "augmentation_share",
+            "Share of the loss",
+            "The part of the training loss that Σ adds; the band is ± over seeds",
+        ),
+    )
+    return [
+        LineChart(title, caption, [_by_epoch(row, slot, key) for row, slot in zip(rows, numbers, strict=True)],
+                  percent=key == "augmentation_share")
+        for key, title, caption in kinds
+    ]  # fmt: skip
 
 
-def _by_epoch(row: Row, place: int, key: str) -> Series:
-    runs = [_values(run, key) for run in row.runs]
-    length = min(map(len, runs))
-    values: list[float | None] = []
-    spreads: list[float | None] = []
-    for epoch in range(length):
-        known = [value for run in runs if (value := run[epoch]) is not None]
-        values.append(statistics.fmean(known) if known else None)
-        spreads.append(statistics.stdev(known) if len(known) > 1 else None)
-    return Series(row.cell.title, place, list(range(1, length + 1)), values, spreads)
-
-
-def _values(run: SeedRun, key: str) -> list[float | None]:
-    return [number(metrics.get(key)) for metrics in read_metrics(run.run)]
+def _by_epoch(row: Row, slot: int, key: str) -> Series:
+    runs = [[number(metrics.get(key)) for metrics in read_metrics(run.run)] for run in row.runs]
+    known = [[value for value in values if value is not None] for values in zip(*runs, strict=False)]
+    means = [statistics.fmean(values) if values else None for values in known]
+    spreads = [statistics.stdev(values) if len(values) > 1 else None for values in known]
+    return Series(row.cell.title, slot, means, range(1, len(known) + 1), spreads)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from semaug.report.html import environment, render_page
+from semaug.report.html import chart, environment, line_charts, render_page
 from semaug.studies import drawing
 from semaug.studies.published import published
 from semaug.studies.results import NOT_RUN, Section, columns
@@ -41,7 +41,7 @@ def _part(section: Section, setup: Setup) -> dict[str, Any]:
     used = [i for i, name in enumerate(names) if name in ("method", "ours") or any(row[i] for row in texts)]
     used = [i for i in used if i not in alike]
     everywhere = [f"Everywhere: {', '.join(texts[0][i] for i in alike)}."] if alike and not pictures else []
-    keys, curves = drawing.training_curves(section) if experiment.curves else ([], [])
+    dots = drawing.accuracy_dots(section, setup)
     return {
         "name": experiment.name,
         "title": experiment.title,
@@ -55,11 +55,9 @@ def _part(section: Section, setup: Setup) -> dict[str, Any]:
             for row, text in zip(section.rows, texts, strict=True)
             if not pictures
         ],
-        "dots": drawing.accuracy_dots(section, setup) if experiment.kind in ("table", "bars") else None,
+        "dots": None if dots is None else chart(dots, drawing.dots_label(section, setup)),
         "dots_label": drawing.dots_label(section, setup),
-        "sweeps": drawing.sweeps(section, setup),
-        "legend": keys,
-        "curves": curves,
+        "charts": line_charts(drawing.line_charts(section, setup), legend=True),
         "lines": section.extra.get("lines", []),
         "pictures": [
             {**picture, "html": Markup(picture["html"])}  # our own figures, which escape what they show

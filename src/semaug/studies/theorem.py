@@ -392,41 +392,40 @@ def table(result: Result) -> str:
 
 
 def plot(result: Result, path: str | Path) -> None:
-    """Both parts of the theorem, log-log, with fitted slopes in the legend."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Draw both parts of the theorem, log-log, with fitted slopes in the legend.
 
-    figure = Figure(figsize=(13, 6.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    colours = dict(zip(SCHEDULES, ("C0", "C2", "C1", "0.5"), strict=True))
+    Args:
+        result: What was measured.
+        path: The PNG file to write.
+    """
+    from semaug.report.canvas import to_png
+    from semaug.report.charts import LineChart, Series, lines
 
-    for name, curve in result.curves.items():
+    series = []
+    for slot, (name, curve) in enumerate(result.curves.items()):
         if name in ("theorem", "fixed"):
             label = f"‖∇L_meta‖², {SCHEDULES[name]}: slope {curve.slope:.2f}"
-            left.loglog(curve.lengths, curve.meta, "o-", color=colours[name], label=label)
+            series.append(Series(label, slot, curve.meta, curve.lengths))
         if name != "fixed":
             label = f"‖∇L_meta‖²/α², {SCHEDULES[name]}: slope {curve.relative_slope:.2f}"
-            left.loglog(curve.lengths, curve.relative, "s--", color=colours[name], label=label)
-    lengths = np.array(result.curves["theorem"].lengths, dtype=float)
+            series.append(Series(label, slot, curve.relative, curve.lengths, hollow=True))
+    lengths = result.curves["theorem"].lengths
     level = 1.5 * max(max(curve.relative) for curve in result.curves.values())
-    left.loglog(lengths, level * (lengths / lengths[0]) ** -0.5, "k:", label="reference $T^{-1/2}$")
-    left.set(xlabel="number of steps T", ylabel="min over t of the mean over seeds")
-    left.set_title("1) meta-gradient (solid: as in the theorem; dashed: divided by α)", fontsize=11)
-
-    times = np.array(result.times, dtype=float)
-    label = f"α_t, β_t ~ 1/t: slope {result.train_slope:.2f} for t ≥ {result.decay_start}"
-    right.loglog(times, result.train, "o-", color="C3", label=label)
-    late = times[times >= result.decay_start]
-    level = 2 * result.train[len(times) - len(late)]
-    right.loglog(late, level * (late / late[0]) ** -0.5, "k:", label="reference $t^{-1/2}$")
-    right.set(xlabel="step t", ylabel="E‖∇L_train‖², mean over seeds")
-    right.set_title("2) training gradient in one long run", fontsize=11)
-
-    for panel in (left, right):
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
-    figure.savefig(path, dpi=120)
+    roots = [level * (length / lengths[0]) ** -0.5 for length in lengths]
+    series.append(Series("reference T^(−1/2)", 5, roots, lengths))
+    late = [time for time in result.times if time >= result.decay_start]
+    level = 2 * result.train[len(result.times) - len(late)]
+    label = f"‖∇L_train‖², α_t, β_t ~ 1/t: slope {result.train_slope:.2f} for t ≥ {result.decay_start}"
+    train = [
+        Series(label, 4, result.train, result.times),
+        Series("reference t^(−1/2)", 6, [level * (time / late[0]) ** -0.5 for time in late], late),
+    ]
+    caption = "minimum over t of the mean over seeds; hollow: divided by α²"
+    charts = [
+        LineChart("1) Meta-gradient", caption, series, "number of steps T", log_x=True, log_y=True),
+        LineChart("2) Training gradient in one long run", "mean over seeds", train, "step t", log_x=True, log_y=True),
+    ]
+    Path(path).write_bytes(to_png(lines(charts)))
 
 
 def main(arguments: Sequence[str]) -> None:

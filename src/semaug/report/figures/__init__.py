@@ -1,33 +1,36 @@
-"""The pictures of the paper, from finished runs: each function returns a :class:`Figure`; `write` makes files of it.
+"""The figures of the paper, drawn from finished runs: each function returns a :class:`Figure`.
 
-| function            | shows                                                                                     |
-|---------------------|-------------------------------------------------------------------------------------------|
-| `neighbours`        | the images whose features are nearest to augmented features, for each source of Σ          |
-| `tsne`              | the features of look-alike classes, one panel per run                                     |
-| `augmentations`     | original and augmented features of Random Erasing, RandAugment and semantic augmentation  |
-| `diagnostics`       | what Σ did during training                                                                |
-| `confusions`        | the most confused pairs of classes, with the images that were mistaken                    |
-| `parts`             | the parts that a P2P-Net picks in its images                                              |
-| `destruction_chart` | how often an augmentation of images destroys the only cue, on the embedded birds          |
+| module                                 | subject                                                            |
+|----------------------------------------|--------------------------------------------------------------------|
+| `table`                                | all figures by name; where a new figure is added                   |
+| `neighbours`, `tsne`, `augmentations`  | features: nearest images, look-alike classes, augmented features   |
+| `diagnostics`, `confusions`, `parts`   | Σ during training, confused classes, the parts of a P2P-Net         |
+| `destruction`                          | how often image augmentation destroys the only cue                 |
+| `figure`                               | a figure, its page and its files                                   |
+| `features`, `runs`, `groups`           | images and their features, runs with Σ, groups of look-alike classes |
 
-All of them are deterministic: the same runs, images and seed give the same figure on the same machine.
+All are deterministic: the same runs, images and seed give the same figure on the same machine.
 """
 
-from semaug.report.figures.augmented import augmentations
-from semaug.report.figures.destroyed import destruction_chart
-from semaug.report.figures.embedding import tsne
+from semaug.report.figures.augmentations import augmentations
+from semaug.report.figures.confusions import confusions
+from semaug.report.figures.destruction import destruction_chart
+from semaug.report.figures.diagnostics import diagnostics
 from semaug.report.figures.figure import Figure, page, write
-from semaug.report.figures.mistakes import confusions
-from semaug.report.figures.nearest import neighbours
+from semaug.report.figures.neighbours import neighbours
 from semaug.report.figures.parts import parts
-from semaug.report.figures.training import diagnostics
+from semaug.report.figures.table import FIGURES, FigureKind, draw
+from semaug.report.figures.tsne import tsne
 
 __all__ = [
+    "FIGURES",
     "Figure",
+    "FigureKind",
     "augmentations",
     "confusions",
     "destruction_chart",
     "diagnostics",
+    "draw",
     "neighbours",
     "page",
     "parts",

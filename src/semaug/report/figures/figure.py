@@ -1,4 +1,4 @@
-"""A figure, the page around it, and the files that it is written to."""
+"""A figure, the page around it, and its files."""
 
 import re
 from collections.abc import Sequence
@@ -12,28 +12,38 @@ from semaug.util.files import write_atomically
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with what is to be said about it.
+    """A picture with what it shows and what was measured.
 
-    `html` is a fragment for a page: it brings its own style and script, loads nothing, and holds neither title nor
-    caption, which are here as plain text. :func:`page` makes a page of one or several figures.
+    Args:
+        name: Name of its files.
+        title: Heading.
+        caption: What it shows, in sentences.
+        numbers: What was measured, in plain types.
+        png: The picture as PNG.
+        svg: The picture as SVG; None for photos.
+        html: The picture as a part of a page, with its own style and script.
     """
 
-    name: str  # of the files
+    name: str
     title: str
     caption: str
-    numbers: dict[str, Any]  # what was measured, in plain types
+    numbers: dict[str, Any]
     png: bytes
-    svg: str | None  # None where the picture is made of photos
+    svg: str | None
     html: str
 
 
-def words(name: str) -> str:
-    """The name of a class as people write it: CUB's "001.Black_footed_Albatross" is "Black footed Albatross"."""
+def class_title(name: str) -> str:
+    """Write the name of a class as people write it.
+
+    >>> class_title("001.Black_footed_Albatross")
+    'Black footed Albatross'
+    """
     return re.sub(r"^\d+\.", "", name).replace("_", " ").strip() or name
 
 
 def fragment(template: str, **content: Any) -> str:
-    """The HTML of a figure: the template's content with the style and the script that all figures share."""
+    """Render a template as a part of a page, with the style and the script that all figures share."""
     from markupsafe import Markup
 
     made = environment("semaug.report.figures")
@@ -43,7 +53,15 @@ def fragment(template: str, **content: Any) -> str:
 
 
 def page(figures: Sequence[Figure], title: str | None = None) -> str:
-    """A page of figures that needs nothing else; it may run their scripts alone and load nothing."""
+    """Render a page of figures that needs no other file.
+
+    Args:
+        figures: The figures.
+        title: Heading; that of the first figure by default.
+
+    Returns:
+        The page as HTML.
+    """
     from markupsafe import Markup
 
     return render_page(
@@ -56,12 +74,21 @@ def page(figures: Sequence[Figure], title: str | None = None) -> str:
 
 
 def write(figure: Figure, folder: Path) -> list[Path]:
-    """Write NAME.png, NAME.svg (where the picture is vector) and NAME.html; returns the files."""
-    contents = {".png": figure.png, ".html": page([figure]).encode()}
+    """Write a figure as NAME.png, NAME.html and, unless it consists of photos, NAME.svg.
+
+    Args:
+        figure: The figure.
+        folder: The folder; it is made if it does not exist.
+
+    Returns:
+        The files.
+
+    Raises:
+        FileError: If a file cannot be written.
+    """
+    contents = {".png": figure.png, ".html": page([figure]).encode(errors="replace")}
     if figure.svg is not None:
         contents[".svg"] = figure.svg.encode()
-    files = []
     for suffix, content in contents.items():
-        files.append(folder / f"{figure.name}{suffix}")
-        write_atomically(files[-1], content)
-    return files
+        write_atomically(folder / f"{figure.name}{suffix}", content)
+    return [folder / f"{figure.name}{suffix}" for suffix in contents]

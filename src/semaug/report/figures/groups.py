@@ -5,82 +5,90 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from semaug.util.errors import SemaugError
+from semaug.data.samples import Samples
+from semaug.report.reading import confusion_entries
+from semaug.util.errors import DataError, SettingError
 from semaug.util.files import read_json
 from semaug.util.spreadsheets import unescape_formula
 
-Counts = Counter[tuple[int, int]]  # of pairs of classes, the first one first
-SMALLEST = 4  # classes with the same last word that make a group worth showing
-MOST = 8  # classes that colours and shapes tell apart
+Counts = Counter[tuple[int, int]]
+"""Number of images of two classes that were taken for the other one; the smaller class is first."""
+
+_SMALLEST = 4  # classes with the same last word that are worth showing
+_LARGEST = 8  # classes that colours and markers can show
 
 
-def name_groups(classes: Sequence[str]) -> dict[str, list[int]]:
-    """Classes by the last word of their names, in lower case: CUB's meta-classes ("…_Flycatcher")."""
+class Group(NamedTuple):
+    """A group of look-alike classes."""
+
+    name: str
+    classes: list[int]
+    how: str  # how it was chosen, in words that follow "classes"
+
+
+def _name_groups(classes: Sequence[str]) -> dict[str, list[int]]:
+    """Classes by the last word of their names in lower case, as in CUB-200-2011 ("…_Flycatcher")."""
     groups: dict[str, list[int]] = {}
     for i, name in enumerate(classes):
-        found = re.findall(r"[^\W\d_]+", name)
-        groups.setdefault(found[-1].lower() if found else name, []).append(i)
+        words = re.findall(r"[^\W\d_]+", name)
+        groups.setdefault(words[-1].lower() if words else name, []).append(i)
     return groups
 
 
 def table_groups(file: Path, classes: Sequence[str]) -> dict[str, list[int]]:
-    """Groups from a CSV file with the columns ``class`` and ``group``; classes that it does not name have none."""
+    """Read groups from a CSV file with the columns ``class`` and ``group``: classes by group.
+
+    Raises:
+        DataError: If the file cannot be read, lacks a column or names an unknown class.
+    """
     try:
         with open(file, newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream)
             missing = [column for column in ("class", "group") if column not in (reader.fieldnames or [])]
             if missing:
-                raise SemaugError(f"{file} has no column {' and no column '.join(missing)}; it needs class and group")
+                raise DataError(f"{file} has no column {' and no column '.join(missing)}; it needs class and group")
             rows = [(row["class"] or "", unescape_formula(row["group"] or "")) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SemaugError(f"cannot read {file}: {error}") from error
+        raise DataError(f"cannot read {file}: {error}") from error
     index = {name: i for i, name in enumerate(classes)}
-    rows = [(name if name in index else unescape_formula(name), group) for name, group in rows]
-    unknown = [name for name, _ in rows if name not in index]
-    if unknown:
-        raise SemaugError(f"{file} names {len(unknown)} classes that the run does not know, such as {unknown[0]!r}")
     groups: dict[str, list[int]] = {}
-    for name, group in rows:
+    for written, group in rows:
+        name = written if written in index else unescape_formula(written)
+        if name not in index:
+            raise DataError(f"{file} names the class {name!r}, which the run does not have")
         groups.setdefault(group, []).append(index[name])
     return groups
 
 
-def confusion_counts(runs: Sequence[Path]) -> Counts:
-    """How many images of two classes were taken for the other one, summed over the runs' evaluations."""
+def confusion_counts(runs: Sequence[Path], classes: int) -> Counts:
+    """Count the images that runs took for another class; runs without evaluation are left out."""
     counts: Counts = Counter()
     for run in runs:
-        if (run / "evaluation.json").is_file():
-            for true, predicted, count in read_json(run / "evaluation.json").get("confusion", []):
-                if true != predicted:
-                    counts[_pair(true, predicted)] += count
+        evaluation = read_json(run / "evaluation.json") if (run / "evaluation.json").is_file() else {}
+        for true, predicted, count in confusion_entries(evaluation, classes):
+            if true != predicted:
+                counts[min(true, predicted), max(true, predicted)] += count
     return counts
 
 
-def _pair(first: int, second: int) -> tuple[int, int]:
-    return min(first, second), max(first, second)
+def _within(counts: Counts, members: Sequence[int]) -> Counts:
+    """The counts of pairs whose classes are both members."""
+    known = set(members)
+    return Counter({pair: count for pair, count in counts.items() if known.issuperset(pair)})
 
 
-def _within(counts: Counts, among: Sequence[int]) -> Counts:
-    """The counts of pairs of which both are among these."""
-    members = set(among)
-    return Counter({pair: count for pair, count in counts.items() if members.issuperset(pair)})
-
-
-def most_confused(counts: Counts, among: Sequence[int], size: int) -> list[int]:
-    """Up to `size` of the classes `among` that are confused with each other most, in their own order.
-
-    It starts with the most confused pair and adds the class that is confused most with those chosen; where nothing is
-    confused, the first classes.
-    """
-    left = sorted(among)
+def _most_confused(counts: Counts, members: Sequence[int], size: int) -> list[int]:
+    """The most confused pair, and one after the other the class that is confused most with those chosen; in order."""
+    left = sorted(members)
     chosen: list[int] = []
     if len(left) >= 2 and size >= 2:
         pairs = _within(counts, left) or Counter([(left[0], left[1])])
         chosen = list(min((-count, pair) for pair, count in pairs.items())[1])
         left = [c for c in left if c not in chosen]
     while left and len(chosen) < size:
-        best = max(left, key=lambda c: (sum(counts[_pair(c, other)] for other in chosen), -c))
+        best = max(left, key=lambda c: (sum(counts[min(c, other), max(c, other)] for other in chosen), -c))
         chosen.append(best)
         left.remove(best)
     return sorted(chosen)
@@ -93,37 +101,53 @@ def choose_group(
     group: str | None = None,
     groups: Path | None = None,
     max_classes: int = 8,
-) -> tuple[str, list[int], str]:
-    """A group of look-alike classes: its name, the classes, and how it was chosen, in words.
+    samples: Samples | None = None,
+) -> Group:
+    """Choose a group of look-alike classes.
 
-    `groups` is a table (:func:`table_groups`); without it, groups are the classes with the same last word. `group`
-    names one; else it is the one with the most classes, of equals the most confused. Where no four names end alike,
-    the group is the classes that the runs confused most with each other. Of a large group, the `max_classes` most
-    confused are taken.
+    Groups are read from a table, or are the classes whose names end alike. Without a name, it is the largest group; of
+    equals, the most confused one. Where fewer than four names end alike, it is the most confused classes.
+
+    Args:
+        runs: Run directories, whose evaluations show which classes are confused.
+        classes: Names of the classes.
+        group: Name of the group.
+        groups: A table for :func:`table_groups`.
+        max_classes: Most classes, 2 to 8; of a larger group the most confused are taken.
+        samples: Images; classes without images are left out of the result.
+
+    Returns:
+        The group.
+
+    Raises:
+        SettingError: If there is no such group.
+        DataError: If the table is malformed, or fewer than two classes have images.
     """
-    if not 2 <= max_classes <= MOST:
-        raise SemaugError(f"a figure can tell 2 to {MOST} classes apart, not {max_classes}")
-    counts = confusion_counts(runs)
-    found = name_groups(classes) if groups is None else table_groups(groups, classes)
-    found = {name: members for name, members in found.items() if len(members) >= 2}
+    if not 2 <= max_classes <= _LARGEST:
+        raise SettingError(f"a figure can show 2 to {_LARGEST} classes, not {max_classes}")
+    counts = confusion_counts(runs, len(classes))
+    known = _name_groups(classes) if groups is None else table_groups(groups, classes)
+    known = {name: members for name, members in known.items() if len(members) >= 2}
     how = "whose names end alike" if groups is None else f"of the same group in {groups.name}"
+    large = {name: own for name, own in known.items() if groups is not None or len(own) >= _SMALLEST}
     if group is not None:
-        by_name = {name.lower(): members for name, members in found.items()}
-        if group.lower() not in by_name:
-            known = ", ".join(sorted(found)[:8]) + (" …" if len(found) > 8 else "")
-            raise SemaugError(f"there is no group {group!r} of two or more classes; there are {known or 'none'}")
-        name, members = group, by_name[group.lower()]
+        names = {name.lower(): name for name in known}
+        if group.lower() not in names:
+            some = ", ".join(sorted(known)[:8]) + (" …" if len(known) > 8 else "")
+            raise SettingError(f"there is no group {group!r} of two or more classes; there are {some or 'none'}")
+        name, members = group, known[names[group.lower()]]
+    elif large:
+        name = max(large, key=lambda name: (len(large[name]), _within(counts, large[name]).total(), name))
+        members = large[name]
+    elif groups is not None:
+        raise DataError(f"{groups} has no group of two or more classes")
     else:
-        worth = found if groups is not None else {k: v for k, v in found.items() if len(v) >= SMALLEST}
-        if not worth:
-            if groups is not None:
-                raise SemaugError(f"{groups} has no group of two or more classes")
-            size = min(max_classes, 6)
-            return "most confused", most_confused(counts, range(len(classes)), size), "most confused with each other"
-        largest = max(map(len, worth.values()))
-        worth = {name: members for name, members in worth.items() if len(members) == largest}
-        name, members = max(worth.items(), key=lambda item: (_within(counts, item[1]).total(), item[0]))
+        name, how = "most confused", "most confused with each other"
+        members = _most_confused(counts, range(len(classes)), min(max_classes, 6))
     if len(members) > max_classes:
         how += f" ({max_classes} of {len(members)}, the most confused)"
-        members = most_confused(counts, members, max_classes)
-    return name, sorted(members), how
+        members = _most_confused(counts, members, max_classes)
+    present = [label for label in members if samples is None or label in samples.labels]
+    if len(present) < 2:
+        raise DataError(f"only {len(present)} of the {len(members)} classes of the group have images here")
+    return Group(name, sorted(present), how)

@@ -1,4 +1,4 @@
-"""The parts that a P2P-Net looks at, drawn on its images."""
+"""The parts that a P2P-Net finds in its images."""
 
 import io
 from pathlib import Path
@@ -15,12 +15,12 @@ from semaug.inference.pictures import data_uri
 from semaug.p2p.alignment import reordered
 from semaug.p2p.model import P2PNet
 from semaug.p2p.proposals import crop_parts, padding
-from semaug.report.figures.drawing import COLOURS
+from semaug.report.canvas import COLOURS
+from semaug.report.figures.features import compute_features, run_images
 from semaug.report.figures.figure import Figure, fragment
-from semaug.report.figures.looking import look, run_samples
-from semaug.util.errors import SemaugError
+from semaug.util.errors import RunError, SettingError
 
-GAP = 6
+GAP = 6  # pixels between pictures
 
 
 def parts(
@@ -32,65 +32,83 @@ def parts(
     device: str = "cpu",
     progress: ProgressCallback | None = None,
 ) -> Figure:
-    """The parts that the P2P-Net of a run picks in some images, in canonical order, with each part by itself.
+    """Draw the parts that the P2P-Net of a run finds in some images, in canonical order.
 
-    The images are drawn by `seed` from what the run was evaluated on.
+    Numbers: `files`; `boxes` of each image in pixels of the network's input, and `scores`, both in canonical order;
+    `distance`, the mean distance of a part's centre from that of the image, and `side`, the mean side of a part, both
+    relative to the side of the image.
 
-    Numbers: `files`, `boxes` (image by image, in pixels of the image as the network sees it) and `scores`, both in
-    canonical order; `distance`, how far the middle of a part lies from that of the image on average, in image sides;
-    `side`, the mean side of a part, likewise.
+    Args:
+        run: Run directory.
+        samples: Images; by default those that the run was evaluated on.
+        images: Number of images, drawn at random.
+        seed: Seed of the choice.
+        device: Where to run the network.
+        progress: Called with the numbers of finished and of all images.
+
+    Returns:
+        The figure.
+
+    Raises:
+        SemaugError: If the run has no P2P-Net.
     """
     if images < 1:
-        raise SemaugError(f"need at least 1 image, not {images}")
+        raise SettingError(f"`images` must be at least 1, not {images}")
     classifier = load_classifier(run, device)
-    if not isinstance(classifier.model, P2PNet):
-        raise SemaugError(f"{run} was trained by {classifier.config.get('method')}; only the p2p methods have parts")
-    samples = run_samples(classifier) if samples is None else samples
-    seen: list[Tensor] = []
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    model = classifier.model
+    if not isinstance(model, P2PNet):
+        raise RunError(f"{run} was trained by {classifier.config.get('method')}; only the p2p methods have parts")
+    samples = run_images(classifier) if samples is None else samples
+    crops: list[Tensor] = []
+    outputs: list[tuple[Tensor, Tensor, Tensor]] = []
 
     @torch.inference_mode()
-    def see(pixels: Tensor) -> Tensor:
-        model = classifier.model
-        assert isinstance(model, P2PNet)
-        outputs = model.outputs(classifier.preprocessing.evaluation_input(pixels.to(device)))
-        found.append((outputs.boxes.cpu(), outputs.order.cpu(), outputs.scores.float().cpu()))
-        seen.append(classifier.preprocessing.evaluation_crops(pixels))
-        return outputs.logits.float().cpu()
+    def compute(pixels: Tensor) -> Tensor:
+        output = model.outputs(classifier.preprocessing.evaluation_input(pixels.to(device)))
+        outputs.append((output.boxes.cpu(), output.order.cpu(), output.scores.float().cpu()))
+        crops.append(classifier.preprocessing.evaluation_crops(pixels))
+        return output.logits.float().cpu()
 
     chosen = np.random.default_rng(seed).permutation(len(samples))[:images].tolist()
-    looked = look(samples, chosen, classifier, {"run": see}, progress=progress)
-    boxes, order, scores = (torch.cat(column) for column in zip(*found, strict=True))
-    shown = torch.cat(seen)
+    names = list(compute_features(samples, chosen, classifier, {"run": compute}, progress=progress).names)
+    boxes, order, scores = (torch.cat(column) for column in zip(*outputs, strict=True))
+    shown = torch.cat(crops)
     picture = parts_picture(shown, boxes, order)
-    count, side = order.shape[1], min(shown.shape[2:])
+    side = min(shown.shape[2:])
     ordered = reordered(boxes, order) - padding(*shown.shape[2:])
-    middle = (ordered[..., :2] + ordered[..., 2:]) / 2 / side - 0.5
-    sizes = (ordered[..., 2:] - ordered[..., :2]).mean() / side
+    centres = (ordered[..., :2] + ordered[..., 2:]) / 2 / side - 0.5
+    sides = float((ordered[..., 2:] - ordered[..., :2]).mean() / side)
     numbers = {
-        "files": list(looked.names),
+        "files": names,
         "boxes": ordered.round().int().tolist(),
         "scores": scores.gather(1, order).tolist(),
-        "distance": float(middle.norm(dim=-1).mean()),
-        "side": float(sizes),
+        "distance": float(centres.norm(dim=-1).mean()),
+        "side": sides,
         "seed": seed,
     }
     caption = (
-        f"The {count} parts that P2P-Net picks in {len(shown)} images, which were drawn at random. Left the image with "
-        "its parts as numbered frames (grey: beyond its edge), then each part by itself, as the network sees it. "
-        "Number and colour are the place in the canonical order; the more a column shows one part of the bodies, the "
-        "better it was learned. "
-        f"A part's side is {float(sizes):.2f} of the image's on average."
+        f"The {order.shape[1]} parts that P2P-Net picks in {len(shown)} images, drawn at random. On the left "
+        "the image with its parts as numbered frames (grey: beyond its edge), then each part as the network sees it. "
+        "Number and colour are the place in the canonical order; the more a column shows the same part of the bodies, "
+        f"the better it was learned. A part's side is {sides:.2f} of the image's on average."
     )
-    html = fragment("parts.html", uri=data_uri(picture, quality=85), names=looked.names)
-    return Figure("parts", "The parts of P2P-Net", caption, numbers, png(picture), None, html)
+    file = io.BytesIO()
+    picture.save(file, "png")
+    html = fragment("parts.html", uri=data_uri(picture, quality=85), names=names)
+    return Figure("parts", "The parts of P2P-Net", caption, numbers, file.getvalue(), None, html)
 
 
 def parts_picture(images: Tensor, boxes: Tensor, order: Tensor, side: int = 224) -> Image.Image:
-    """One row per image: the image with its numbered parts, then each part by itself, in canonical order.
+    """Draw one row for each image: the image with its numbered parts, then each part in canonical order.
 
-    `images` (N, 3, H, W) are uint8, as they look; `boxes` (N, P, 4) and `order` (N, P) come from a model's outputs. An
-    image is drawn within its padding's inner half, in which nearly all parts lie; a part has one colour in all rows.
+    Args:
+        images: Images, uint8 (N, 3, H, W).
+        boxes: Boxes of the parts (N, P, 4), in pixels of the padded image.
+        order: Canonical order (N, P).
+        side: Side of each picture.
+
+    Returns:
+        The picture; an image is drawn with half of its padding, which holds nearly all parts.
     """
     count, parts = order.shape
     height, width = images.shape[2:]
@@ -102,35 +120,25 @@ def parts_picture(images: Tensor, boxes: Tensor, order: Tensor, side: int = 224)
     page = Image.new("RGB", (parts * (side + GAP) + side + 2 * GAP, count * (side + GAP) + GAP), "white")
     for row in range(count):
         top = GAP + row * (side + GAP)
-        size = (round(width * scale), round(height * scale))
         tile = Image.new("RGB", (side, side), "#d9dce1")
+        size = (round(width * scale), round(height * scale))
         tile.paste(_pillow(shown[row]).resize(size), (round(margin * scale), round(margin * scale)))
-        draw = ImageDraw.Draw(tile)
         for part in range(parts):
-            box = [(float(edge) - pad + margin) * scale for edge in ordered[row, part]]
-            _frame(draw, box, part)
-        page.paste(tile, (GAP, top))
-        for part in range(parts):
+            _frame(tile, [(float(edge) - pad + margin) * scale for edge in ordered[row, part]], part)
             crop = _pillow(crops[row, part])
-            _frame(ImageDraw.Draw(crop), [1, 1, side - 2, side - 2], part)
+            _frame(crop, [1, 1, side - 2, side - 2], part)
             page.paste(crop, (2 * GAP + side + part * (side + GAP), top))
+        page.paste(tile, (GAP, top))
     return page
-
-
-def png(picture: Image.Image) -> bytes:
-    """A picture as the bytes of a PNG file."""
-    file = io.BytesIO()
-    picture.save(file, "png")
-    return file.getvalue()
 
 
 def _pillow(image: Tensor) -> Image.Image:
     return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
 
 
-def _frame(draw: ImageDraw.ImageDraw, box: list[float], part: int) -> None:
-    colour = COLOURS[part % len(COLOURS)]
-    left, top = max(box[0], 0), max(box[1] - 13, 0)  # the number stands above the part, which may be small
+def _frame(image: Image.Image, box: list[float], part: int) -> None:
+    draw, colour = ImageDraw.Draw(image), COLOURS[part % len(COLOURS)]
+    left, top = max(box[0], 0), max(box[1] - 13, 0)  # the number is above the part, which may be small
     draw.rectangle(box, outline=colour, width=2)
     draw.rectangle([left, top, left + 11, top + 13], fill=colour)
     draw.text((left + 3, top + 1), str(part + 1), fill="white")

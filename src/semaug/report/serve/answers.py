@@ -13,9 +13,9 @@ from torch import Tensor
 from semaug.data.images import ProgressCallback
 from semaug.inference.runs import read_description
 from semaug.isda.covariance import Covariance, Diagonal, Full
-from semaug.report.figures.figure import words
-from semaug.report.figures.looking import Seen, choose, look, run_samples
-from semaug.report.figures.views import View, load_augmenting
+from semaug.report.figures.features import ImageFeatures, choose_images, compute_features, run_images
+from semaug.report.figures.figure import class_title
+from semaug.report.figures.runs import FigureRun, open_runs
 from semaug.training.methods import METHODS
 from semaug.util.errors import ModelError, RunError, SettingError
 
@@ -42,10 +42,10 @@ class Guide:
         seed: Seed of the random draws.
     """
 
-    def __init__(self, view: View, seen: Seen, seed: int = 0) -> None:
+    def __init__(self, view: FigureRun, seen: ImageFeatures, seed: int = 0) -> None:
         self.view, self.seen, self.seed = view, seen, seed
         self.gallery = seen.features[view.label]
-        self.names = [words(name) for name in view.classes]
+        self.names = [class_title(name) for name in view.classes]
         steps = round(REACH / STEP)
         self.positions = [round(STEP * i, 6) for i in range(-steps, steps + 1)]
 
@@ -192,7 +192,8 @@ def open_guide(
         raise RunError(f"{run} holds a P2P-Net, which has no single feature to move; choose a run of another method")
     if covariance is None:
         covariance = "run" if method.augments and (run / "source.safetensors").is_file() else "classwise"
-    view = load_augmenting("run", run, covariance=covariance, strength=strength, device=device)
-    samples, functions = run_samples(view.classifier, "train"), {view.label: view.features}
-    seen = look(samples, choose(samples, images, seed), view.classifier, functions, side=128, progress=progress)
+    [view] = open_runs({"run": run}, covariance, strength, device)
+    samples, functions = run_images(view.classifier, "train"), {view.label: view.features}
+    chosen = choose_images(samples, images, seed)
+    seen = compute_features(samples, chosen, view.classifier, functions, side=128, progress=progress)
     return Guide(view, seen, seed)

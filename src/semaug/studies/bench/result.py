@@ -181,21 +181,29 @@ class Result:
         return table
 
     def chart(self) -> str:
-        """Ratios to plain training, with their spread, as an SVG that stands by itself."""
-        from semaug.report.charts import Measured, measured_bars
-        from semaug.report.html import environment
+        """Draw times relative to plain training, with their spread.
 
-        rows = []
+        Returns:
+            The contents of an SVG file.
+        """
+        from semaug.report import canvas, charts
+
+        values, spreads, texts = [], [], []
         for name, timing in self.timings.items():
-            ratio, muted = self.ratio(name), name in (PLAIN, "isda")
-            if ratio is None:
-                rows.append(Measured(timing.title, None, 0.0, _short(timing.failure), muted))
-                continue
+            ratio = self.ratio(name)
             memory = "" if timing.memory is None else f" · {_gigabytes(timing.memory)} GB"
-            rows.append(Measured(timing.title, ratio[0], ratio[1] or 0.0, f"{_with_spread(*ratio)}{memory}", muted))
+            values.append(None if ratio is None else ratio[0])
+            spreads.append(None if ratio is None else ratio[1])
+            texts.append(_short(timing.failure) if ratio is None else f"{_with_spread(*ratio)}{memory}")
+        series = []
+        for label, slot, own in (("known", 5, {PLAIN, "isda"}), ("ours", 0, set(self.timings) - {PLAIN, "isda"})):
+            shown = [text if name in own else "" for name, text in zip(self.timings, texts, strict=True)]
+            series.append(charts.Series(label, slot, values, spread=spreads, texts=shown))
+        figure = charts.rows([timing.title for timing in self.timings.values()], series, reference=1.0)
         title = "Time of a training step, relative to plain cross-entropy"
-        template = environment().get_template("bench.svg")
-        return template.render(chart=measured_bars(rows), title=title, lines=self.heading())
+        figure.text(0, 1, "\n".join(self.heading()), va="bottom", color=canvas.SOFT)
+        figure.text(0, 1 + 0.4 / figure.get_figheight(), title, va="bottom", size=11, weight="bold", color=canvas.INK)
+        return canvas.to_svg(figure, title)
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float | None]:

@@ -51,14 +51,14 @@
     });
   }
 
-  const dim = place => {
+  const dim = name => {
     for (const panel of root.querySelectorAll(".cloud")) {
-      panel.classList.toggle("dimmed", place !== null);
-      for (const point of panel.querySelectorAll(".point")) point.classList.toggle("kin", point.dataset.place === place);
+      panel.classList.toggle("dimmed", name !== null);
+      for (const point of panel.querySelectorAll(".point")) point.classList.toggle("kin", point.dataset.class === name);
     }
   };
-  for (const entry of root.querySelectorAll(".key li[data-place]")) {
-    entry.addEventListener("pointerenter", () => dim(entry.dataset.place));
+  for (const entry of root.querySelectorAll(".key li[data-class]")) {
+    entry.addEventListener("pointerenter", () => dim(entry.dataset.class));
     entry.addEventListener("pointerleave", () => dim(null));
   }
 })();
