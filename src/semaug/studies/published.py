@@ -7,7 +7,15 @@ from importlib.resources import files
 
 @dataclass(frozen=True)
 class Published:
-    """One row; `citation` is the entry of the paper's bibliography."""
+    """A result of another method.
+
+    Args:
+        method: Name of the method.
+        venue: Where and when it was published.
+        backbone: The network that it uses.
+        accuracy: Top-1 accuracy in %.
+        citation: The entry of the paper's bibliography.
+    """
 
     method: str
     venue: str
@@ -17,6 +25,10 @@ class Published:
 
 
 def published() -> list[Published]:
-    """The rows of the paper's table that are other methods', in its order."""
+    """Read the results of other methods from the paper's table.
+
+    Returns:
+        The rows, in the table's order.
+    """
     content = json.loads(files("semaug.studies").joinpath("published.json").read_text(encoding="utf-8"))
     return [Published(**row) for row in content["rows"]]

@@ -1,22 +1,25 @@
-"""Worlds of drawn birds: stand-ins for the paper's data sets at small scale, written once as folders of images."""
+"""Drawn birds that stand in for the paper's data sets at small scale, written once as folders of images."""
 
 import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from PIL import Image
+
+from semaug.data.birds import VERSION, Birds
 from semaug.util.files import write_json
 
 
 @dataclass(frozen=True)
 class World:
-    """Species and images of a world; other seeds have other species."""
+    """A set of drawn species; each seed has other species."""
 
     species: int
     seed: int
     train: int = 40  # images of each species
     test: int = 20
-    size: int = 64
+    size: int = 64  # pixels
 
 
 WORLDS = {
@@ -29,17 +32,29 @@ WORLDS = {
 
 
 def world_folder(output: Path, dataset: str) -> Path:
-    """Where a data set's stand-in lies."""
+    """Name the folder of a data set's stand-in.
+
+    Args:
+        output: Folder of the reproduction.
+        dataset: Name of the data set.
+
+    Returns:
+        The folder, which need not exist.
+    """
     world = WORLDS[dataset]
     return output / "data" / f"birds-{world.species}-{world.seed}"
 
 
 def draw_world(output: Path, dataset: str) -> Path:
-    """Draw a world as train/SPECIES and test/SPECIES, unless it is there already."""
-    from PIL import Image
+    """Draw a data set's stand-in as train/SPECIES and test/SPECIES, unless it exists.
 
-    from semaug.data.birds import VERSION, Birds
+    Args:
+        output: Folder of the reproduction.
+        dataset: Name of the data set.
 
+    Returns:
+        Its folder.
+    """
     world, folder = WORLDS[dataset], world_folder(output, dataset)
     if folder.is_dir():
         return folder
