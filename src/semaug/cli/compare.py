@@ -1,7 +1,9 @@
 """`semaug compare`: compare methods on one data set."""
 
+import io
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, cast
@@ -121,8 +123,8 @@ def _candidate(text: str) -> Candidate:
         raise SettingError(f"`method` {text}: {str(error).lower()}") from error
     options = shlex.join(words)
     try:
-        flat = (tyro.conf.OmitArgPrefixes,)
-        parsed = tyro.cli(TrainConfig, args=words, config=flat, console_outputs=False)
+        with redirect_stderr(io.StringIO()):  # tyro's own message is about a command that was not typed
+            parsed = tyro.cli(TrainConfig, args=words, config=(tyro.conf.OmitArgPrefixes,))
     except SystemExit as error:
         raise SettingError(f"{options!r} are not options of semaug train") from error
     values = vars(parsed.augmentation) | vars(parsed)

@@ -1,9 +1,9 @@
 """Experiments and their cells: what a table or figure of the paper trains and measures.
 
-A cell is one training run for each seed, with the paper's figure beside it. The presets are plain data of these types.
+A cell is one training run for each seed, with the paper's result beside it. The presets are plain data of these types.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ScaleName = Literal["full", "small"]
 Extra = dict[str, Any]
-"""What is measured besides training runs: `lines` of text, and what the charts of an experiment need."""
+"""What is measured besides training runs: `lines` of text, and the values that an experiment's charts need."""
 
 PAPER_FEATURES = 2048  # dimensions of ResNet-50's feature
 DATASETS = {
@@ -28,35 +28,20 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table, or one point of a figure.
+    """One cell of a table, or one point of a figure; settings are those of the paper's scale."""
 
-    Args:
-        method: Name of the method without a composite model (``"learnable"``).
-        dataset: A key of :data:`DATASETS`.
-        network: A network of the paper, as the paper writes it.
-        paper: The paper's top-1 accuracy in %, if its text or tables state it as a number.
-        setting: What distinguishes the cell from others of the same method, for readers: ``"λ0 = 5"``.
-        strength: λ0 at the paper's scale.
-        power: α, the exponent with which λ grows.
-        width: Hidden width of CovNet for features of 2048 dimensions; None for a quarter of them.
-        depth: Number of hidden layers of CovNet.
-        frozen: Number of frozen blocks; None for the network's own number.
-        rate: CovNet's learning rate as a share of the network's; None for the paper's fixed rate.
-        small_model: The stand-in at small scale, if it is not the network's usual one.
-    """
-
-    method: str
+    method: str  # without a composite model
     dataset: str = "cub"
-    network: str = "ResNet-50"
-    paper: float | None = None
-    setting: str = ""
-    strength: float = 10.0
-    power: float = 1.0
-    width: int | None = None
-    depth: int = 1
-    frozen: int | None = None
-    rate: float | None = None
-    small_model: str = ""
+    network: str = "ResNet-50"  # as the paper writes it
+    paper: float | None = None  # the paper's top-1 accuracy in %, if its text or tables state it as a number
+    setting: str = ""  # what distinguishes the cell from others of the same method, for readers: "λ0 = 5"
+    strength: float = 10.0  # λ0
+    power: float = 1.0  # α, the exponent with which λ grows
+    width: int | None = None  # of CovNet, for features of 2048 dimensions; None for a quarter of them
+    depth: int = 1  # of CovNet
+    frozen: int | None = None  # blocks; None for the network's own number
+    rate: float | None = None  # CovNet's learning rate as a share of the network's; None for the paper's fixed rate
+    small_model: str = ""  # the stand-in at small scale, if it is not the network's usual one
 
     @property
     def title(self) -> str:
@@ -66,43 +51,29 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper.
+    """A table or figure of the paper."""
 
-    Args:
-        name: What the user types.
-        order: Position in the list of experiments.
-        title: Heading in reports.
-        line: One line for the list of experiments.
-        shows: What the paper shows.
-        caption: How to read our result.
-        cells: The cells at full scale.
-        small_cells: The cells at small scale; None for the same ones.
-        small_seeds: Default seeds at small scale.
-        kind: What the report draws: dots beside a table, curves over `axis`, pictures, or the theorem's curves.
-        axis: What changes along the horizontal axis of ``"lines"``.
-        picture: The figure of :mod:`semaug.report.figures` to draw from the finished runs.
-        curves: Whether to draw Σ over the epochs.
-        published: Whether to show the published results of other methods.
-        measure: Measures what is not a training run, from the experiment and the setup.
-        needs_gpu: Whether `measure` needs a GPU at full scale.
-    """
-
-    name: str
-    order: int
+    name: str  # what the user types
+    order: int  # position in the list
     title: str
-    line: str
-    shows: str
-    caption: str
+    line: str  # for the list
+    shows: str  # what the paper shows
+    caption: str  # how to read our result
     cells: tuple[Cell, ...] = ()
-    small_cells: tuple[Cell, ...] | None = None
+    small_cells: tuple[Cell, ...] | None = None  # at small scale, if they differ
     small_seeds: tuple[int, ...] = (0, 1)
-    kind: Literal["table", "lines", "pictures", "theorem"] = "table"
-    axis: str = ""
-    picture: Literal["neighbours", "tsne", "augmentations"] | None = None
-    curves: bool = False
-    published: bool = False
-    measure: Callable[["Experiment", "Setup"], Extra] | None = None
-    needs_gpu: bool = False
+    kind: Literal["table", "lines", "pictures", "theorem"] = "table"  # what the report draws
+    axis: str = ""  # what changes along the horizontal axis of "lines"
+    picture: Literal["neighbours", "tsne", "augmentations"] | None = None  # of semaug.report.figures
+    curves: bool = False  # whether to draw Σ over the epochs
+    published: bool = False  # whether to show the published results of other methods
+    measure: Callable[["Experiment", "Setup"], Extra] | None = None  # what is not a training run
+    needs_gpu: bool = False  # for `measure` at full scale
+
+    @property
+    def has_extra(self) -> bool:
+        """Whether there is something to measure after the runs."""
+        return bool(self.picture or self.measure)
 
     def at(self, scale: ScaleName) -> tuple[Cell, ...]:
         """The cells at a scale."""
@@ -117,15 +88,15 @@ class Experiment:
 
 def method_cells(
     vary: Literal["dataset", "network"],
-    figures: Mapping[str, Sequence[float | None]],
+    results: Mapping[str, Sequence[float | None]],
     methods: Sequence[str] = ("basic", "isda", "learnable"),
     **common: Any,
 ) -> tuple[Cell, ...]:
     """Make the cells of several methods for each data set or network.
 
     Args:
-        vary: The field of :class:`Cell` that the keys of `figures` are values of.
-        figures: The paper's accuracies in the order of `methods`.
+        vary: The field of :class:`Cell` that the keys of `results` belong to.
+        results: The paper's accuracies, in the order of `methods`.
         methods: Names of the methods.
         common: Further fields of all cells.
 
@@ -133,23 +104,7 @@ def method_cells(
         The cells, row by row.
     """
     return tuple(
-        Cell(method, paper=paper, **{vary: value}, **common)
-        for value, row in figures.items()
+        Cell(method, paper=paper, **{**common, vary: value})
+        for value, row in results.items()
         for method, paper in zip(methods, row, strict=True)
     )
-
-
-def baseline(cell: Cell, cells: Iterable[Cell]) -> Cell | None:
-    """Find the cell of plain training on the same data with the same network.
-
-    Args:
-        cell: The cell to compare.
-        cells: The cells of its experiment.
-
-    Returns:
-        The baseline; None if there is none, or if it is the cell itself.
-    """
-    for other in cells:
-        if other.method == "basic" and (other.dataset, other.network) == (cell.dataset, cell.network):
-            return other if other is not cell else None
-    return None

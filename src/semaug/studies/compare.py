@@ -4,7 +4,7 @@ import json
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,21 @@ class ArmResult:
         """Mean and standard deviation of the accuracy over seeds."""
         return mean_and_deviation([run.top1 for run in self.runs])
 
+    def texts(self) -> list[str]:
+        """The row of the table."""
+        (mean, deviation), difference = self.mean_and_deviation, self.difference
+        against = "" if difference is None else with_error(signed(difference.mean), difference.error)
+        return [
+            self.arm.network,
+            self.arm.candidate.name,
+            "" if self.arm.strength is None else f"{self.arm.strength:g}",
+            "none" if mean is None else with_error(f"{mean:.1f}", deviation),
+            str(len(self.runs)),
+            "baseline" if self.is_baseline else against,
+            "" if difference is None or difference.p is None else _p(difference.p),
+            "" if self.time is None else f"{self.time:.2f}",
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """All numbers in plain types."""
         mean, deviation = self.mean_and_deviation
@@ -87,14 +102,62 @@ class Comparison:
     config: CompareConfig
     split: Split
     results: list[ArmResult]
-    conclusions: list[str]  # what the runs show, one sentence for each network
-    notes: list[str]  # how to read the table
-    failed: dict[str, str]  # reasons by name of the run
+    alone: bool  # whether each run was trained alone, so that times can be compared
+    page: str = ""  # a sentence about report.html
+    failed: dict[str, str] = field(default_factory=dict)  # reasons by name of the run
 
     @property
-    def title(self) -> str:
-        """Title of the table."""
-        return f"Methods on {Path(self.config.data).name}"
+    def conclusions(self) -> list[str]:
+        """What the runs show, in one sentence for each network."""
+        by_network: dict[str, list[ArmResult]] = {}
+        for result in self.results:
+            by_network.setdefault(result.arm.network, []).append(result)
+        sentences = {network: _conclusion(*results) for network, results in by_network.items()}
+        if len(sentences) == 1:
+            return list(sentences.values())
+        return [f"{network}: {sentence}" for network, sentence in sentences.items()]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the table must know."""
+        config, split = self.config, self.split
+        which = "test" if config.training.select == "test" else "validation"
+        size = f"{split.images} {which} images (one image is {100 / split.images:.2g} points)"
+        lines = [
+            f"Differences are to {self.results[0].arm.title} on the same network, in points, over the seeds that both "
+            "have, ± the standard error of their mean. p is that of a two-sided paired t test, from three seeds on.",
+            f"Top-1 is that of the best epoch on the {size}, which also chose the epoch.",
+        ]
+        if which == "test":
+            lines.append("The accuracies are therefore too high.")
+        elif split.drawn:
+            lines.append("Each seed draws its own validation images; all methods of a seed share them.")
+        else:
+            lines.append("The validation images are the same for every seed: the spread is that of training alone.")
+        if which != "test" and split.test:
+            lines.append("The test split was not used here. Use it once, for the method that you choose.")
+        tested = sum(result.difference is not None and result.difference.p is not None for result in self.results)
+        if tested > 1:
+            lines.append(f"{tested} differences were tested, and p is not corrected for that.")
+        if len(config.strength or ()) > 1:
+            lines.append(
+                f"{len(config.strength or ())} strengths were tried. The best is chosen on the images that it is "
+                "measured on, so its accuracy is optimistic."
+            )
+        different, plan = [], config.runs()
+        for name in ("epochs", "lr", "weight_decay"):
+            values = sorted({getattr(run, name) for run in plan})
+            different += [f"`{name}` ({', '.join(f'{value:g}' for value in values)})"] if len(values) > 1 else []
+        if different:
+            lines.append(f"P2P-Net has its own defaults: the runs differ in {', '.join(different)}.")
+        if self.alone:
+            lines.append(
+                "Time is that of an epoch, relative to the baseline: the median over the last half of the epochs. It "
+                "means nothing if the machine was busy with other work."
+            )
+        else:
+            lines.append("Times are left out: not all of these runs were trained alone (`jobs` 1).")
+        return lines + ([self.page] if self.page else [])
 
     @property
     def lines(self) -> list[str]:
@@ -104,12 +167,13 @@ class Comparison:
     def table(self) -> Table:
         """The table for the terminal."""
         wrap = ("network", "method") if any(result.arm.candidate.text for result in self.results) else ("network",)
-        return _table(self.results).terminal(self.title, wrap, group="network")
+        return self._table().terminal(self._title, wrap, group="network")
 
     def markdown(self) -> str:
         """The table and all sentences in Markdown."""
-        lines = [f"# {self.title}", "", *_table(self.results).markdown(), "", *(f"- {line}" for line in self.lines), ""]
-        return "\n".join([*lines, f"    {self.config.command}", ""] if self.config.command else lines)
+        command = ["", f"    {self.config.command}"] if self.config.command else []
+        lines = [f"# {self._title}", "", *self._table().markdown(), "", *(f"- {line}" for line in self.lines)]
+        return "\n".join([*lines, *command, ""])
 
     def to_json(self) -> dict[str, Any]:
         """The whole result in plain types."""
@@ -124,6 +188,14 @@ class Comparison:
             "notes": self.notes,
             "failed": self.failed,
         }
+
+    @property
+    def _title(self) -> str:
+        return f"Methods on {Path(self.config.data).name}"
+
+    def _table(self) -> TextTable:
+        names = ["network", "method", "λ0", "top-1 %", "seeds", "difference", "p", "time"]
+        return TextTable(names, [result.texts() for result in self.results], names[:2], fold=names[:1])
 
 
 def compare(config: CompareConfig) -> Comparison:
@@ -154,10 +226,9 @@ def compare(config: CompareConfig) -> Comparison:
     jobs = config.jobs or default_jobs()
     alone = _note_jobs(config.output / "jobs.json", plan, missing, jobs)
     failures = train_all(missing, jobs, config.output / "logs", progress, finished=len(plan) - len(missing))
-    results = collect(config, alone)
-    notes = [*reading_notes(config, results, split, alone, plan), _write_report(config, plan, split)]
     failed = {run.name: reason for run, reason in failures.items()}
-    comparison = Comparison(config, split, results, conclusions(results), notes, failed)
+    results, page = collect(config, alone), _write_report(config, plan, split)
+    comparison = Comparison(config, split, results, alone, page, failed)
     write_json(config.output / "comparison.json", comparison.to_json())
     write_atomically(config.output / "comparison.md", comparison.markdown().encode())
     return comparison
@@ -200,14 +271,11 @@ def _read_run(config: TrainConfig) -> FinishedRun | None:
 
 
 def collect(config: CompareConfig, alone: bool) -> list[ArmResult]:
-    """Read the finished runs.
+    """Read the finished runs of each arm, and compare them with the first arm of the same network.
 
     Args:
         config: What to compare.
         alone: Whether each run was trained alone, so that times can be compared.
-
-    Returns:
-        The result of each arm, with its difference to the first arm of the same network.
     """
     results: list[ArmResult] = []
     baselines: dict[str, tuple[FinishedRun, ...]] = {}
@@ -225,28 +293,7 @@ def _seconds(runs: Sequence[FinishedRun]) -> float:
     return max(statistics.median(run.seconds for run in runs), 1e-3)  # seconds are rounded to this
 
 
-# Sentences
-
-
-def conclusions(results: Sequence[ArmResult]) -> list[str]:
-    """Say what can be concluded.
-
-    Args:
-        results: The results; the first of each network is the baseline.
-
-    Returns:
-        One sentence for each network.
-    """
-    by_network: dict[str, list[ArmResult]] = {}
-    for result in results:
-        by_network.setdefault(result.arm.network, []).append(result)
-    if len(by_network) == 1:
-        return [_conclusion(results)]
-    return [f"{network}: {_conclusion(group)}" for network, group in by_network.items()]
-
-
-def _conclusion(results: Sequence[ArmResult]) -> str:
-    base, *others = results
+def _conclusion(base: ArmResult, *others: ArmResult) -> str:
     name = base.arm.title
     if not base.runs:
         return f"No run of the baseline, {name}, has finished: nothing can be compared."
@@ -269,83 +316,6 @@ def _separation(title: str, difference: Difference, base: str) -> str:
     why = [] if difference.p is None else [f"p = {_p(difference.p)}".replace("= <", "< ")]
     why += ["may be chance with so few seeds"] if difference.p is None or difference.p >= CHANCE else []
     return f"{title} is {side} {base} by {points} over {difference.count} seeds ({', '.join(why)})"
-
-
-def reading_notes(
-    config: CompareConfig, results: Sequence[ArmResult], split: Split, alone: bool, plan: Sequence[TrainConfig]
-) -> list[str]:
-    """Say what a reader of the table must know.
-
-    Args:
-        config: What was compared.
-        results: The results.
-        split: The images that the accuracies were measured on.
-        alone: Whether each run was trained alone.
-        plan: The settings of all runs.
-
-    Returns:
-        The sentences.
-    """
-    lines = [
-        f"Differences are to {results[0].arm.title} on the same network, in points, over the seeds that both have, ± "
-        "the standard error of their mean. p is that of a two-sided paired t test, for three seeds or more."
-    ]
-    which = "test" if config.training.select == "test" else "validation"
-    size = f"{split.images} {which} images (one image is {100 / split.images:.2g} points)"
-    lines.append(f"Top-1 is that of the best epoch on the {size}, which also chose the epoch.")
-    if which == "test":
-        lines.append("The accuracies are therefore too high.")
-    elif split.drawn:
-        lines.append("Each seed draws its own validation images; all methods of a seed share them.")
-    else:
-        lines.append("The validation images are the same for every seed: the spread is that of training alone.")
-    if which != "test" and split.test:
-        lines.append("The test split was not used here. Use it once, for the method that you choose.")
-    tested = sum(result.difference is not None and result.difference.p is not None for result in results)
-    if tested > 1:
-        lines.append(f"{tested} differences were tested, and p is not corrected for that.")
-    if config.strength is not None and len(config.strength) > 1:
-        lines.append(
-            f"{len(config.strength)} strengths were tried. The best is chosen on the images that it is measured on, so "
-            "its accuracy is optimistic."
-        )
-    different = []
-    for name in ("epochs", "lr", "weight_decay"):
-        values = sorted({getattr(run, name) for run in plan})
-        different += [f"`{name}` ({', '.join(f'{value:g}' for value in values)})"] if len(values) > 1 else []
-    if different:
-        lines.append(
-            f"P2P-Net has its own defaults, so the runs differ in {', '.join(different)}. Set them to be equal."
-        )
-    if alone:
-        lines.append(
-            "Time is that of an epoch, relative to the baseline: the median over the last half of the epochs. It means "
-            "nothing if the machine was busy with other work."
-        )
-    else:
-        lines.append("Times are left out: some of these runs were not trained alone (`jobs` 1), which slows them down.")
-    return lines
-
-
-def _table(results: Sequence[ArmResult]) -> TextTable:
-    rows = []
-    for result in results:
-        (mean, deviation), difference = result.mean_and_deviation, result.difference
-        against = "" if difference is None else with_error(signed(difference.mean), difference.error)
-        rows.append(
-            [
-                result.arm.network,
-                result.arm.candidate.name,
-                "" if result.arm.strength is None else f"{result.arm.strength:g}",
-                "none" if mean is None else with_error(f"{mean:.1f}", deviation),
-                str(len(result.runs)),
-                "baseline" if result.is_baseline else against,
-                "" if difference is None or difference.p is None else _p(difference.p),
-                "" if result.time is None else f"{result.time:.2f}",
-            ]
-        )
-    names = ["network", "method", "λ0", "top-1 %", "seeds", "difference", "p", "time"]
-    return TextTable(names, rows, words=("network", "method"), fold=("network",))
 
 
 def _p(p: float) -> str:

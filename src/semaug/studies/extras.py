@@ -19,49 +19,17 @@ from semaug.util.errors import RunError
 from semaug.util.files import read_json, write_json
 
 
-def has_extra(experiment: Experiment) -> bool:
-    """Whether an experiment has something to measure after its runs."""
-    return bool(experiment.picture or experiment.measure)
-
-
-def missing_hardware(experiment: Experiment, setup: Setup) -> str:
-    """Say why an experiment cannot be measured on this machine.
-
-    Args:
-        experiment: The experiment.
-        setup: The scale and device.
-
-    Returns:
-        The reason; empty if it can be measured.
-    """
-    on_cpu = setup.device == "cpu" or (setup.device is None and not torch.cuda.is_available())
-    needed = experiment.needs_gpu and setup.scale == "full"
-    return "the time per step at full scale needs a GPU" if needed and on_cpu else ""
-
-
 def known_extra(experiment: Experiment, setup: Setup) -> Extra:
-    """Read what an earlier call measured.
-
-    Args:
-        experiment: The experiment.
-        setup: The scale and folders.
-
-    Returns:
-        The result; empty if there is none.
-    """
+    """Read what an earlier call measured at the scale of `setup`; empty if there is nothing."""
     file = _file(experiment, setup)
-    return dict(read_json(file)) if has_extra(experiment) and file.is_file() else {}
+    return dict(read_json(file)) if experiment.has_extra and file.is_file() else {}
 
 
 def measure_extra(experiment: Experiment, setup: Setup) -> None:
-    """Measure, and store the result for :func:`known_extra`.
-
-    Args:
-        experiment: The experiment.
-        setup: The scale and folders.
+    """Measure at the scale of `setup`, and store the result for :func:`known_extra`.
 
     Raises:
-        RunError: If pictures are wanted and their runs are not finished.
+        RunError: If the experiment has pictures and their runs are not finished.
     """
     before = torch.get_num_threads()
     if setup.scale == "small" or not experiment.cells:

@@ -1,6 +1,7 @@
 """The grid of `compare`: methods × networks × strengths × seeds, all other settings being equal."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -41,14 +42,7 @@ class Candidate:
         return " ".join(f"{k}={v}" for k, v in self.settings.items()) if self.options is None else self.options
 
     def apply(self, config: TrainConfig) -> TrainConfig:
-        """Change a configuration to the settings of this method.
-
-        Args:
-            config: The configuration that all methods share.
-
-        Returns:
-            The configuration with the settings of this method.
-        """
+        """Change the configuration that all methods share to the settings of this one."""
         own = {name: value for name, value in self.settings.items() if name in _NAMES}
         inner = {name: value for name, value in self.settings.items() if name not in _NAMES}
         return replace(config, **own, augmentation=replace(config.augmentation, **inner))
@@ -130,34 +124,34 @@ class CompareConfig:
         Raises:
             SettingError: If a list is empty or has a value twice, or a value is out of range.
         """
-        lists = {"method": [candidate.name for candidate in self.method], "model": self.model}
-        for name, values in {**lists, "strength": self.strength, "seeds": self.seeds}.items():
-            if values is not None and not len(values):
-                raise SettingError(f"`{name}` needs at least one value")
-            for i, value in enumerate(values or ()):
-                if value in (values or ())[:i]:
-                    raise SettingError(f"`{name}` lists {value} twice")
+        names = tuple(candidate.name for candidate in self.method)
+        lists: dict[str, tuple[Any, ...] | None]
+        lists = {"method": names, "model": self.model, "strength": self.strength, "seeds": self.seeds}
+        for setting, values in lists.items():
+            if values == ():
+                raise SettingError(f"`{setting}` needs at least one value")
+            for value, count in Counter(values).items():
+                if count > 1:
+                    raise SettingError(f"`{setting}` lists {value} twice")
         for candidate in self.method:
             candidate.check()
-        names = ", ".join(candidate.method for candidate in self.method)
         if self.strength and not any(METHODS[candidate.method].augments for candidate in self.method):
-            raise SettingError(f"`strength` is for methods that augment features; {names} do not")
-        if any(not 0 <= strength < float("inf") for strength in self.strength or ()):
-            raise SettingError(f"`strength` must be at least 0, not {min(self.strength or ()):g}")
+            raise SettingError(f"`strength` is for methods that augment features; {', '.join(names)} do not")
+        for strength in self.strength or ():
+            if not 0 <= strength < float("inf"):
+                raise SettingError(f"`strength` must be at least 0, not {strength:g}")
         if self.jobs is not None and self.jobs < 1:
             raise SettingError(f"`jobs` must be at least 1, not {self.jobs}")
-        for name in (*self.weights, *self.frozen_blocks):
-            if name not in self.networks:
-                setting = "weights" if name in self.weights else "frozen_blocks"
+        for setting, networks in {"weights": self.weights, "frozen_blocks": self.frozen_blocks}.items():
+            for unknown in set(networks) - set(self.networks):
                 known = ", ".join(self.networks)
-                raise SettingError(f"`{setting}` has a value for {name}, which is not among the networks: {known}")
+                raise SettingError(f"`{setting}` has a value for {unknown}, which is not among the networks: {known}")
         if self.training.weights is not None and len(self.networks) > 1:
-            raise SettingError("with several networks, give each its own file: `weights` MODEL=FILE")
+            raise SettingError("with several networks, each needs its own `weights`")
         for file in (*self.weights.values(), self.training.weights):
             if file is not None and not file.is_file():
                 raise SettingError(f"`weights`: there is no file {file}")
-        for arm in self.arms():
-            self.settings(arm, self.seeds[0])
+        self.runs()  # which checks the settings of each
 
     def arms(self) -> Iterator[Arm]:
         """Iterate over networks × methods × strengths; a method without Σ has one arm for each network."""
@@ -170,15 +164,7 @@ class CompareConfig:
                     yield Arm(network, candidate, strength)
 
     def settings(self, arm: Arm, seed: int) -> TrainConfig:
-        """Make the settings of a run.
-
-        Args:
-            arm: What to train.
-            seed: The seed.
-
-        Returns:
-            The settings, with a run directory that depends on them alone.
-        """
+        """Make the settings of a run, with a run directory that depends on them alone."""
         method, shared = arm.candidate.method, self.training
         weights = self.weights.get(arm.network, shared.weights)
         augmentation = replace(

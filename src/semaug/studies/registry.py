@@ -1,4 +1,4 @@
-"""Discovery of the presets: every module of :mod:`semaug.studies.presets` that defines ``EXPERIMENT``."""
+"""Discovery of the presets: every module of :mod:`semaug.studies.presets` defines an ``EXPERIMENT``."""
 
 import pkgutil
 from collections.abc import Sequence
@@ -10,24 +10,14 @@ from semaug.util.errors import SettingError
 
 
 def all_experiments() -> dict[str, Experiment]:
-    """Find all experiments.
-
-    Returns:
-        The experiments by name, in the order of their field `order`.
-    """
+    """All experiments by name, in the order of their field `order`."""
     modules = (import_module(f"{presets.__name__}.{module.name}") for module in pkgutil.iter_modules(presets.__path__))
     ordered: list[Experiment] = sorted((module.EXPERIMENT for module in modules), key=lambda preset: preset.order)
     return {preset.name: preset for preset in ordered}
 
 
 def experiment(name: str) -> Experiment:
-    """Find one experiment.
-
-    Args:
-        name: Its name.
-
-    Returns:
-        The experiment.
+    """Find an experiment by its name.
 
     Raises:
         SettingError: If there is no such experiment.

@@ -3,15 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from semaug.studies.cells import DATASETS, Cell, Experiment
-from semaug.studies.extras import has_extra, known_extra, measure_extra, missing_hardware
+from semaug.studies.extras import known_extra, measure_extra
 from semaug.studies.page import render
 from semaug.studies.registry import all_experiments, experiments
-from semaug.studies.results import Section, collect, finished_runs, markdown, to_json
-from semaug.studies.scales import NETWORKS, Setup, missing_data, train_config
+from semaug.studies.results import Section, collect, finished_runs
+from semaug.studies.scales import NETWORKS, Setup, draw_world, missing_data, train_config
 from semaug.studies.workers import default_jobs, reason_of, train_all
-from semaug.studies.worlds import draw_world
 from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, given
 from semaug.util.errors import DataError, FileError, SettingError
@@ -95,15 +97,12 @@ class Reproduction:
 
 
 def make_plan(chosen: Sequence[Experiment], setup: Setup, choice: Choice) -> Plan:
-    """Find the runs that are missing.
+    """Find the runs that are missing; a run that several experiments share occurs once.
 
     Args:
         chosen: The experiments.
         setup: The scale and folders.
         choice: Which of their cells to run.
-
-    Returns:
-        The plan; a run that several experiments share occurs once.
     """
     plan = Plan()
     for preset in chosen:
@@ -179,8 +178,8 @@ def reproduce(
         if preset in chosen or any(row.runs for row in section.rows):
             sections.append(section)
     result = Reproduction(setup, sections, chosen, len(failures) + len(not_measured))
-    write_json(setup.output / "results.json", to_json(sections, setup))
-    write_atomically(setup.output / "results.md", markdown(sections, setup, result.heading).encode())
+    write_json(setup.output / "results.json", _to_json(sections, setup))
+    write_atomically(setup.output / "results.md", _markdown(sections, setup, result.heading).encode())
     write_atomically(setup.output / "report.html", render(sections, setup, result.heading).encode())
     return result
 
@@ -190,7 +189,7 @@ def _measure_extras(chosen: Sequence[Experiment], setup: Setup, choice: Choice, 
     failures = {}
     for preset in chosen:
         cells = preset.at(setup.scale)
-        if not has_extra(preset) or known_extra(preset, setup) or missing_hardware(preset, setup):
+        if not preset.has_extra or known_extra(preset, setup) or _missing_hardware(preset, setup):
             continue
         if cells and not any(cell in choice for cell in cells):
             continue
@@ -203,6 +202,13 @@ def _measure_extras(chosen: Sequence[Experiment], setup: Setup, choice: Choice, 
             failures[preset.name] = reason_of(error)
             progress.say(f"{preset.name} failed: {failures[preset.name]}")
     return failures
+
+
+def _missing_hardware(preset: Experiment, setup: Setup) -> str:
+    """Why an experiment cannot be measured on this machine; empty if it can."""
+    on_cpu = setup.device == "cpu" or (setup.device is None and not torch.cuda.is_available())
+    needed = preset.needs_gpu and setup.scale == "full"
+    return "the time per step at full scale needs a GPU" if needed and on_cpu else ""
 
 
 def _section(
@@ -230,8 +236,40 @@ def _section(
     ]
     if preset.name in not_measured:
         notes.append(f"Failed: {not_measured[preset.name]}")
-    elif has_extra(preset) and not extra:
-        hardware = missing_hardware(preset, setup)
+    elif preset.has_extra and not extra:
+        hardware = _missing_hardware(preset, setup)
         why = [hardware] if hardware else [row.reason for row in rows if not row.runs and row.reason]
         notes.append(f"Not run{': ' + '; '.join(dict.fromkeys(why)) if why else ''}.")
     return Section(preset, rows, notes, extra, command)
+
+
+def _markdown(sections: Sequence[Section], setup: Setup, heading: Sequence[str]) -> str:
+    lines = ["# Tables and figures of the paper", "", *heading, ""]
+    for section in sections:
+        preset = section.experiment
+        lines += [f"## {preset.name}: {preset.title}", "", f"The paper: {preset.shows}", ""]
+        if section.rows and preset.kind != "pictures":
+            lines += [*section.table(setup).markdown(), ""]
+        lines += [preset.caption, "", *(f"- {line}" for line in [*section.extra.get("lines", []), *section.notes])]
+        lines += ["", f"    {section.command}", ""]
+    return "\n".join(lines)
+
+
+def _to_json(sections: Sequence[Section], setup: Setup) -> dict[str, Any]:
+    return {
+        "scale": setup.scale,
+        "epochs": setup.epochs,
+        "select": setup.select,
+        "paper": "The accuracies marked as the paper's are from Pu et al., IEEE TIP 2024. At small scale the data and "
+        "the networks differ from the paper's, and its accuracies are no target.",
+        "experiments": {
+            section.experiment.name: {
+                "title": section.experiment.title,
+                "command": section.command,
+                "cells": [row.to_json() for row in section.rows],
+                "notes": section.notes,
+                "extra": section.extra,
+            }
+            for section in sections
+        },
+    }

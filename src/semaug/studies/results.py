@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from semaug.studies.cells import DATASETS, Cell, Experiment, Extra, baseline
+from semaug.studies.cells import DATASETS, Cell, Experiment, Extra
 from semaug.studies.paired import mean_and_deviation
 from semaug.studies.scales import Setup, data_note, missing_data, stand_in, train_config
 from semaug.studies.tables import TextTable, signed, with_error
@@ -91,14 +91,11 @@ class Section:
     command: str = ""  # that repeats it
 
     def table(self, setup: Setup, short: bool = False) -> TextTable:
-        """Make the table of the section.
+        """The table of the section.
 
         Args:
             setup: The scale and folders.
-            short: Mark stand-ins by a star instead of naming them.
-
-        Returns:
-            The table.
+            short: Mark stand-ins with a star instead of naming them.
         """
         full = setup.scale == "full"
         names = ["data set", "network", "method", "paper", "ours", "seeds", "paper − basic", "ours − basic"]
@@ -129,14 +126,7 @@ class Section:
         return TextTable(names, rows, words, fold=("data set", "network"), always=("method", "ours"))
 
     def terminal(self, setup: Setup) -> list[Table | str]:
-        """What the terminal shows of the section.
-
-        Args:
-            setup: The scale and folders.
-
-        Returns:
-            The table, and lines below it. The reasons of cells that were not run are counted, not listed.
-        """
+        """The table for the terminal, and the lines below it, which count the reasons of cells that were not run."""
         heading = f"{self.experiment.name}: {self.experiment.title}"
         reasons = Counter(row.reason for row in self.rows if not row.runs and row.reason)
         lines = [f"{NOT_RUN}, {n} cell{'s' if n != 1 else ''}: {reason}" for reason, n in reasons.items()]
@@ -152,15 +142,7 @@ class Section:
 
 
 def finished_runs(cell: Cell, setup: Setup) -> tuple[SeedRun, ...]:
-    """Find the finished runs of a cell.
-
-    Args:
-        cell: The cell.
-        setup: The scale and folders.
-
-    Returns:
-        The runs of all seeds that exist, sorted by seed.
-    """
+    """Find the finished runs of a cell at the scale of `setup`, sorted by seed."""
     if setup.scale == "small" and missing_data(cell.dataset, setup):
         return ()
     first = given(train_config(cell, setup).output)
@@ -177,21 +159,18 @@ def finished_runs(cell: Cell, setup: Setup) -> tuple[SeedRun, ...]:
 
 
 def collect(experiment: Experiment, setup: Setup, reasons: Mapping[Cell, str]) -> list[Row]:
-    """Make the rows of an experiment.
+    """Make the rows of an experiment, one for each cell.
 
     Args:
         experiment: The experiment.
         setup: The scale and folders.
         reasons: Why cells were not run.
-
-    Returns:
-        One row for each cell.
     """
     cells, full = experiment.at(setup.scale), setup.scale == "full"
     runs = {cell: finished_runs(cell, setup) for cell in cells}
     rows = []
     for cell in cells:
-        base = baseline(cell, cells)
+        base = _baseline(cell, cells)
         top1 = {run.seed: run.top1 for run in runs[cell]}
         gains = [top1[run.seed] - run.top1 for run in (runs[base] if base else ()) if run.seed in top1]
         paper, base_paper = cell.paper, base.paper if base else None
@@ -211,52 +190,9 @@ def collect(experiment: Experiment, setup: Setup, reasons: Mapping[Cell, str]) -
     return rows
 
 
-def markdown(sections: Sequence[Section], setup: Setup, heading: Sequence[str]) -> str:
-    """Write the result in Markdown.
-
-    Args:
-        sections: The sections.
-        setup: The scale and folders.
-        heading: Sentences about the whole result.
-
-    Returns:
-        The text.
-    """
-    lines = ["# Tables and figures of the paper", "", *heading, ""]
-    for section in sections:
-        preset = section.experiment
-        lines += [f"## {preset.name}: {preset.title}", "", f"The paper: {preset.shows}", ""]
-        if section.rows and preset.kind != "pictures":
-            lines += [*section.table(setup).markdown(), ""]
-        lines += [preset.caption, "", *(f"- {line}" for line in [*section.extra.get("lines", []), *section.notes])]
-        lines += ["", f"    {section.command}", ""]
-    return "\n".join(lines)
-
-
-def to_json(sections: Sequence[Section], setup: Setup) -> dict[str, Any]:
-    """Make plain types of the result.
-
-    Args:
-        sections: The sections.
-        setup: The scale and folders.
-
-    Returns:
-        The content of results.json.
-    """
-    return {
-        "scale": setup.scale,
-        "epochs": setup.epochs,
-        "select": setup.select,
-        "paper": "The accuracies marked as the paper's are from Pu et al., IEEE TIP 2024. At small scale the data and "
-        "the networks differ from the paper's, and its accuracies are no target.",
-        "experiments": {
-            section.experiment.name: {
-                "title": section.experiment.title,
-                "command": section.command,
-                "cells": [row.to_json() for row in section.rows],
-                "notes": section.notes,
-                "extra": section.extra,
-            }
-            for section in sections
-        },
-    }
+def _baseline(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+    """The cell of plain training on the same data with the same network, unless it is `cell` itself."""
+    for other in cells:
+        if other.method == "basic" and (other.dataset, other.network) == (cell.dataset, cell.network):
+            return other if other is not cell else None
+    return None

@@ -36,8 +36,8 @@ def _times(experiment: Experiment, setup: Setup) -> Extra:
     from semaug.studies.bench.timing import make_batch, time_variants
     from semaug.util.progress import Progress
 
-    config = train_config(experiment.at(setup.scale)[0], setup).filled()
-    variants = {"plain": PLAIN, **ENGINES}
+    config, full = train_config(experiment.at(setup.scale)[0], setup).filled(), setup.scale == "full"
+    variants: dict[str, str] = {"plain": PLAIN} | {str(engine): variant for engine, variant in ENGINES.items()}
     rows: list[dict[str, Any]] = []
     lines = [
         f"Time per step: {config.model}, {config.crop} px, {config.batch_size} + {config.batch_size} images, on "
@@ -48,25 +48,21 @@ def _times(experiment: Experiment, setup: Setup) -> Extra:
             model=config.model,
             pixels=config.crop,
             half=config.batch_size,
-            classes=200 if setup.scale == "full" else 12,
+            classes=200 if full else 12,
             frozen_blocks=blocks,
             skip=tuple(name for name in VARIANTS if name not in variants.values()),
-            seconds=60.0 if setup.scale == "full" else 10.0,
+            seconds=60.0 if full else 10.0,
             device=config.device,
         ).filled()
         timed = Result(settings, "", time_variants(settings, *make_batch(settings), Progress())).to_json()["methods"]
         if timed[PLAIN]["failure"]:
             raise ModelError(f"plain training could not be timed: {timed[PLAIN]['failure']}")
-        row, texts = {"frozen": blocks}, []
-        for name, variant in variants.items():
-            title, found = name.replace("_", " "), timed[variant]
-            row[name] = {
-                key: found[key] for key in ("failure", "ms_per_step", "ratio", "ratio_spread") if found.get(key)
-            }
-            time = found["failure"] or f"{found['ms_per_step']:.1f} ms (× {found['ratio']:.2f})"
-            texts.append(f"{title} {time}")
-        rows.append(row)
-        lines.append(f"{blocks} frozen: {', '.join(texts)}")
+        rows.append({"frozen": blocks} | {name: timed[variant] for name, variant in variants.items()})
+        texts = (
+            f"{row['title']} {row['failure'] or '{:.1f} ms (× {:.2f})'.format(row['ms_per_step'], row['ratio'])}"
+            for row in timed.values()
+        )
+        lines.append(f"{blocks} frozen: {'; '.join(texts)}")
     return {"times": rows, "lines": lines}
 
 

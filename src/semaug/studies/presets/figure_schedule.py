@@ -5,7 +5,7 @@
 
 **The paper's results.** Drawn; linear growth (α = 1) is best, 86.7.
 
-**Time at full scale.** 5 learnable runs, by the paper 4.5 h each on four V100, and a basic one: about a day for one seed.
+**Time at full scale.** 5 learnable runs, by the paper 4.5 h each on four V100, and a basic one: a day for one seed.
 """
 
 from semaug.studies.cells import Cell, Experiment
