@@ -13,12 +13,14 @@ import pytest
 
 from photos import photo_folder
 from semaug.cli.main import main
-from semaug.studies import presets
+from semaug.studies import drawing, presets, theorem
+from semaug.studies.bench import VARIANTS, BenchConfig, Timing
 from semaug.studies.cells import Cell
+from semaug.studies.extras import known_extra, measure_extra
 from semaug.studies.registry import experiment
 from semaug.studies.reproduce import Choice, reproduce
-from semaug.studies.results import SeedRun, collect
-from semaug.studies.scales import Setup, train_config
+from semaug.studies.results import Section, SeedRun, collect
+from semaug.studies.scales import WORLDS, Setup, World, train_config
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -253,3 +255,48 @@ def test_a_preset_is_added_by_one_file(
     }
     assert "measured at small scale" in capsys.readouterr().out
     assert "A new figure" in (output / "report.html").read_text()
+
+
+def test_times_per_step_are_measured_for_each_number_of_frozen_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def time_variants(config: BenchConfig, *_: Any) -> dict[str, Timing]:
+        seconds = {"plain": [1.0, 1.0], "paper": [2.0, 2.0]}
+        timed = {name: Timing(VARIANTS[name].title, values) for name, values in seconds.items()}
+        name = "paper-double-backward"
+        return timed | {name: Timing(VARIANTS[name].title, failure="out of memory" if config.frozen_blocks else None,
+                                     seconds=[3.0, 5.0])}  # fmt: skip
+
+    monkeypatch.setattr("semaug.studies.bench.timing.time_variants", time_variants)
+    setup, preset = Setup("small", tmp_path, device="cpu"), experiment("figure-frozen-blocks")
+    assert known_extra(preset, setup) == {}
+    measure_extra(preset, setup)
+    extra = known_extra(preset, setup)
+    assert [row["frozen"] for row in extra["times"]] == [0, 1, 2, 3]
+    assert extra["times"][0]["jvp"]["ratio"] == 2
+    assert extra["times"][0]["double_backward"]["ratio"] == 4
+    assert extra["lines"][1] == (
+        "0 frozen: plain cross-entropy 1000.0 ms (× 1.00); paper, jvp 2000.0 ms (× 2.00); "
+        "paper, double backward 4000.0 ms (× 4.00)"
+    )
+    assert extra["lines"][2].endswith("paper, double backward out of memory")
+    section = Section(preset, collect(preset, setup, {}), extra=extra)
+    assert len(drawing.sweeps(section, setup)) == 1
+
+
+def test_the_theorem_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = theorem.measure
+    monkeypatch.setattr(theorem, "measure", lambda **_: real(shortest=4, doublings=1, long_run=8, seeds=1, scale=2.0))
+    assert reproduce(("theorem",), Setup("small", tmp_path), Choice()).failed == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "rescaled: min_t E‖∇L_meta‖² falls as T^" in page
+
+
+def test_drawn_birds_stand_in_for_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WORLDS, "cars", World(2, 5, train=4, test=2, size=32))
+    setup = Setup("small", tmp_path, epochs=1)
+    result = reproduce(("table-datasets",), setup, Choice(("cars",), methods=("basic",), seeds=(0,)), jobs=1)
+    assert result.failed == 0
+    (row,) = (row for row in result.sections[0].rows if row.runs)
+    assert (row.data, row.cell.dataset) == ("2 drawn species, seed 5, chance 50.0 %", "cars")
+    assert len(list((tmp_path / "data" / "birds-2-5" / "train").rglob("*.png"))) == 8

@@ -253,6 +253,7 @@ def _allocated(device: torch.device) -> int:
 
 
 def release_memory() -> None:
-    """Return the memory of tensors that nothing refers to."""
-    gc.collect()
-    torch.cuda.empty_cache()
+    """Return GPU memory of tensors that nothing refers to."""
+    if torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
