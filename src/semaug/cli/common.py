@@ -67,7 +67,9 @@ def with_flags(text: str, command: object) -> str:
         '--batch-size and `x` must be positive'
     """
     options = {name for name, _, positional in _options(command) if not positional}
-    return re.sub(r"(?<!`)`([a-z][a-z0-9_]*)`(?!`)", lambda match: _flag(match[1]) if match[1] in options else match[0], text)
+    return re.sub(
+        r"(?<!`)`([a-z][a-z0-9_]*)`(?!`)", lambda match: _flag(match[1]) if match[1] in options else match[0], text
+    )
 
 
 def command_line(name: str, options: object) -> str:

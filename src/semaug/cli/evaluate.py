@@ -38,9 +38,9 @@ class Evaluate(Command):
         """Measure, and print the table."""
         from semaug.data.readable import readable_splits
         from semaug.data.readers import read_data, training_splits
-        from semaug.inference.evaluate import evaluate
+        from semaug.inference.classifier import open_classifier
+        from semaug.inference.evaluation import evaluate
         from semaug.inference.runs import split_settings
-        from semaug.inference.sharing import open_classifier
         from semaug.util.files import write_json
         from semaug.util.progress import Progress
 

@@ -25,8 +25,8 @@ class Export(Command):
 
     def run(self) -> None:
         """Write the files, and list them."""
-        from semaug.inference.export import export
-        from semaug.inference.runs import load_classifier
+        from semaug.inference.classifier import load_classifier
+        from semaug.inference.exporting import export
         from semaug.util.files import read_json
 
         scores = self.model / "evaluation.json"

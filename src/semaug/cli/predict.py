@@ -32,8 +32,8 @@ class Predict(Command):
 
     def run(self) -> None:
         """Classify, and write one row for each image."""
-        from semaug.inference.predict import expand, predict, write
-        from semaug.inference.sharing import open_classifier
+        from semaug.inference.classifier import open_classifier
+        from semaug.inference.prediction import expand, predict, write
 
         if not self.images:
             raise SettingError('name image files, folders or patterns, or "-" for a list on standard input')

@@ -50,7 +50,7 @@ class Serve(Command):
                     self.model,
                     covariance=self.covariance,
                     strength=self.strength,
-                    limit=self.images,
+                    images=self.images,
                     seed=self.seed,
                     device=choose_device(self.device),
                     progress=advance,
