@@ -117,7 +117,7 @@ def kill(
 def _forked(command: list[str], run: Path) -> ForkServerProcess:
     """The command in a process forked from one that has imported everything, which spares some seconds."""
     FORKS.set_forkserver_preload(
-        ["semaug.cli.main", "semaug.training.trainer", "semaug.report", "torchvision.transforms.v2"]
+        ["semaug.cli.train", "semaug.training.trainer", "semaug.report", "torchvision.transforms.v2"]
     )
     process = FORKS.Process(target=_main, args=(command, run.with_suffix(".log")))
     process.start()

@@ -1,4 +1,4 @@
-"""`python -m semaug` is `semaug`."""
+"""`python -m semaug` runs the command line."""
 
 import sys
 

@@ -1,18 +1,24 @@
-"""The real command line on real files, as a user would run it."""
+"""The command line on real files, as a user would run it."""
 
 import csv
+import io
 import json
-import signal
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from commands import OPTIONS, semaug
+from commands import OPTIONS
 from photos import photo_folder
+from semaug.cli.common import command_line, with_flags
+from semaug.cli.evaluate import Evaluate
+from semaug.cli.main import COMMANDS, _command, main
+from semaug.cli.predict import Predict
+from semaug.cli.train import Train
+from semaug.util.errors import SettingError
 
 
 @pytest.fixture(scope="module")
@@ -23,84 +29,72 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
-    done = semaug("train", "--data", photos, "--output", folder, "--epochs", "2", *OPTIONS)
-    assert done.returncode == 0, done.stderr
-    assert "epoch 2/2" in done.stderr
+    succeeds("train", "--data", photos, "--output", folder, "--epochs", 2, *OPTIONS)
     return folder
 
 
-def test_a_trained_model_is_evaluated_used_and_exported(photos: Path, run: Path, tmp_path: Path) -> None:
+def succeeds(*arguments: object) -> None:
+    assert main(list(map(str, arguments))) == 0
+
+
+def test_a_trained_model_is_evaluated_used_and_exported(
+    photos: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert (run / "report.html").read_text().lower().startswith("<!doctype html>")
-    evaluated = semaug("evaluate", run, "--json", tmp_path / "scores.json")
-    assert evaluated.returncode == 0, evaluated.stderr
+    succeeds("evaluate", run, "--json", tmp_path / "scores.json")
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["split"] == "test"
     assert scores["top1"] == json.loads((run / "evaluation.json").read_text())["top1"]
 
     (tmp_path / "broken.png").write_bytes(b"nothing")
     output = tmp_path / "answers.csv"
-    predicted = semaug("predict", run, photos / "test", tmp_path / "broken.png", "--output", output, "--top-k", "2")
-    assert predicted.returncode == 0, predicted.stderr
-    assert "13 images, 1 could not be read" in predicted.stderr
+    succeeds("predict", run, photos / "test", tmp_path / "broken.png", "--output", output, "--top-k", 2)
+    assert "13 images, 1 could not be read" in capsys.readouterr().err
     with open(output, newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 13
     assert rows[-1]["error"]
 
-    exported = semaug("export", run, tmp_path / "exported", "--no-onnx")
-    assert exported.returncode == 0, exported.stderr
-    again = semaug("evaluate", tmp_path / "exported", "--data", photos, "--json", tmp_path / "again.json")
-    assert again.returncode == 0, again.stderr
+    succeeds("export", run, tmp_path / "exported", "--no-onnx")
+    succeeds("evaluate", tmp_path / "exported", "--data", photos, "--json", tmp_path / "again.json")
     assert json.loads((tmp_path / "again.json").read_text())["top1"] == scores["top1"]
 
 
-def test_without_a_test_split_what_training_held_out_is_measured(photos: Path, tmp_path: Path) -> None:
-    """Never the images that were trained on, unless they are asked for."""
+def test_without_a_test_split_the_images_held_out_in_training_are_measured(photos: Path, tmp_path: Path) -> None:
+    """Never the images that were trained on, unless the user asks for them."""
     folder, scores = tmp_path / "run", tmp_path / "scores.json"
-    done = semaug("train", "--data", photos / "train", "--output", folder, "--epochs", "1", *OPTIONS)
-    assert done.returncode == 0, done.stderr
-    assert semaug("evaluate", folder, "--json", scores).returncode == 0
+    succeeds("train", "--data", photos / "train", "--output", folder, "--epochs", 1, *OPTIONS)
+    succeeds("evaluate", folder, "--json", scores)
     measured, trained = json.loads(scores.read_text()), json.loads((folder / "evaluation.json").read_text())
     assert measured["split"] == trained["split"] == "val"
     assert measured["count"] == trained["count"] == 2 * len(json.loads((folder / "classes.json").read_text()))
     assert measured["top1"] == pytest.approx(trained["top1"])
-    assert semaug("evaluate", folder, "--split", "train", "--json", scores).returncode == 0
+    succeeds("evaluate", folder, "--split", "train", "--json", scores)
     assert json.loads(scores.read_text())["split"] == "train"
 
 
-def test_paths_come_from_standard_input_too(photos: Path, run: Path) -> None:
+def test_predict_reads_paths_from_standard_input(
+    photos: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = sorted((photos / "test").rglob("*.png"))[:3]
-    done = semaug("predict", run, "-", "--format", "jsonl", stdin="".join(f"{file}\n" for file in files))
-    assert done.returncode == 0, done.stderr
-    assert [json.loads(line)["path"] for line in done.stdout.splitlines()] == [str(file) for file in files]
+    paths = "".join(f"{file}\n" for file in files).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(paths)))
+    succeeds("predict", run, "-", "--format", "jsonl")
+    assert [json.loads(line)["path"] for line in capsys.readouterr().out.splitlines()] == [str(file) for file in files]
 
 
-def test_the_same_command_again_says_that_it_is_complete(photos: Path, run: Path) -> None:
-    done = semaug("train", "--data", photos, "--output", run, "--epochs", "2", *OPTIONS)
-    assert done.returncode == 0
-    assert "is complete" in done.stderr
+def test_the_same_command_again_reports_that_the_run_is_complete(
+    photos: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    succeeds("train", "--data", photos, "--output", run, "--epochs", 2, *OPTIONS)
+    assert "is complete" in capsys.readouterr().err
 
 
-def test_killed_and_run_again_it_goes_on(photos: Path, tmp_path: Path) -> None:
-    command = ["train", "--data", str(photos), "--output", str(tmp_path / "run"), "--epochs", "40", *OPTIONS]
-    process = subprocess.Popen([sys.executable, "-m", "semaug", *command], stderr=subprocess.DEVNULL)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not metrics.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = semaug(*command)
-    assert done.returncode == 0, done.stderr
-    assert "going on after epoch" in done.stderr
-    epochs = [json.loads(line)["epoch"] for line in metrics.read_text().splitlines()]
-    assert epochs == list(range(1, 41))
-
-
-def test_data_check_reports(photos: Path, tmp_path: Path) -> None:
-    done = semaug("data", "check", photos, "--json", tmp_path / "report.json")
-    assert done.returncode == 0, done.stderr
-    assert "24 images of 3 classes" in done.stdout
+def test_data_check_reports(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    succeeds("data", "check", photos, "--json", tmp_path / "report.json", "--workers", 0)
+    shown = capsys.readouterr().out
+    assert "24 images of 3 classes" in shown
+    assert "no problems found" in shown
     assert json.loads((tmp_path / "report.json").read_text())["classes"] == 3
 
 
@@ -116,28 +110,53 @@ def test_data_check_reports(photos: Path, tmp_path: Path) -> None:
         (["export", "nowhere", "out"], "there is no run directory nowhere"),
         (["report", "nowhere"], "nowhere"),
         (["data", "check", "nowhere"], "neither an existing path"),
-        (["demo", "--methods", "magic"], "unknown method 'magic'"),
+        (["demo", "--methods", "magic"], "unknown method 'magic'; the methods are basic, "),
+        (["evaluate", "nowhere", "--device", "cuda"], "leave out --device, or set it to cpu"),
     ],
 )
-def test_mistakes_give_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    done = semaug(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
+def test_mistakes_give_one_sentence_and_exit_code_2(
+    tmp_path: Path,
+    arguments: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(arguments) == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("semaug: ")
+    assert sentence in last
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["data", "check"], ["data", "shards"]])
+def test_every_command_explains_itself(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"usage: semaug{''.join(f' {word}' for word in command)}" in shown
+    assert all(name in shown for name in COMMANDS) == (command == [])
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["train"], ["evaluate"], ["predict"], ["export"], ["report"], ["data", "check"], ["demo"]]
+    ("command", "resumable"),
+    [("train", True), ("demo", True), ("reproduce", True), ("compare", True), ("bench", False), ("report", False)],
 )
-def test_every_command_explains_itself(command: list[str]) -> None:
-    done = semaug(*command, "--help")
-    assert done.returncode == 0
-    assert "usage: semaug" in done.stdout
+def test_only_an_interrupted_command_that_can_resume_says_so(
+    command: str, resumable: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(self: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_command(command), "run", interrupt)
+    assert main([command]) == 130
+    assert ("run the same command again to resume" in capsys.readouterr().err) == resumable
 
 
 def test_a_reader_that_closes_the_output_early_sees_no_traceback() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "semaug", "train", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "semaug", "report", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -146,6 +165,40 @@ def test_a_reader_that_closes_the_output_early_sees_no_traceback() -> None:
     assert process.wait(60) == 1
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    done = semaug("--version")
-    assert (done.returncode, done.stdout) == (0, f"semaug {version('semaug')}\n")
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    succeeds("--version")
+    assert capsys.readouterr().out == f"semaug {version('semaug')}\n"
+
+
+def test_settings_in_messages_become_flags_of_the_command() -> None:
+    assert with_flags("`batch_size` must be at least 1", Train()) == "--batch-size must be at least 1"
+    assert with_flags("give a larger `strength_power`", Train()) == "give a larger --strength-power"  # a nested option
+    assert with_flags("`device` and `lr`", Evaluate(Path("run"))) == "--device and `lr`"  # evaluate has no --lr
+    assert with_flags("`model` and `images`", Predict(Path("run"), ())) == "`model` and `images`"  # positional
+    for text in (
+        "run `semaug report`",
+        "a `batch size`",
+        "`Batch_size`",
+        "``batch_size``",
+        "batch_size",
+        "`batch_size",
+    ):
+        assert with_flags(text, Train()) == text
+    assert with_flags("`batch_size`", None) == "`batch_size`"
+
+
+def test_errors_of_the_library_are_printed_with_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: Any) -> None:
+        raise SettingError("choose another `data_root`, not `root`")
+
+    monkeypatch.setattr(Evaluate, "run", fail)
+    assert main(["evaluate", "run"]) == 2
+    assert capsys.readouterr().err == "semaug: choose another --data-root, not `root`\n"
+
+
+def test_a_command_line_lists_the_options_that_are_not_defaults() -> None:
+    options = Predict(Path("my run"), ("a.jpg", "b.jpg"), top_k=3, device="cpu")
+    assert command_line("predict", options) == "semaug predict 'my run' a.jpg b.jpg --top-k 3 --device cpu"
+    assert command_line("train", Train(compile=True, resume=False)) == "semaug train --no-resume --compile"

@@ -81,12 +81,12 @@ def test_the_command_line_packs_and_checks(photos: Path, tmp_path: Path, capsys:
     assert main(["data", "shards", str(photos), str(folder), "--per-shard", "10"]) == 0
     assert "27 images in 4 shards" in capsys.readouterr().out
     assert main(["data", "check", str(folder), "--workers", "0"]) == 0
-    assert "not what was written" not in capsys.readouterr().out
+    assert "changed since they were written" not in capsys.readouterr().out
     with open(folder / "train-000001.tar", "r+b") as file:
         file.seek(700)
         file.write(b"\0\1\2\3")
     assert main(["data", "check", str(folder), "--workers", "0"]) == 0
-    assert "not what was written: train-000001.tar" in capsys.readouterr().out
+    assert "changed since they were written: train-000001.tar" in capsys.readouterr().out
     assert main(["data", "shards", str(photos), str(folder)]) == 2
     assert "already holds shards" in capsys.readouterr().err
 

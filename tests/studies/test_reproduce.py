@@ -1,12 +1,10 @@
 """`semaug reproduce` as a user runs it, on a tiny folder of images."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
+import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +13,19 @@ import pytest
 
 from photos import photo_folder
 from semaug.cli.main import main
+from semaug.studies import drawing, presets, theorem
+from semaug.studies.bench import VARIANTS, BenchConfig, Timing
 from semaug.studies.cells import Cell
+from semaug.studies.extras import known_extra, measure_extra
 from semaug.studies.registry import experiment
 from semaug.studies.reproduce import Choice, reproduce
-from semaug.studies.results import SeedRun, collect
-from semaug.studies.scales import Setup, train_config
+from semaug.studies.results import Section, SeedRun, collect
+from semaug.studies.scales import WORLDS, Setup, World, train_config
+
+pytestmark = pytest.mark.usefixtures("inline_workers")
 
 CHROMIUM = shutil.which("chromium")
 TINY = ["--scale", "small", "--seeds", "0", "--epochs", "1"]
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "semaug", "reproduce", *map(str, arguments)]
-
-
-def semaug(*arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +33,23 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return photo_folder(tmp_path_factory.mktemp("photos"))
 
 
+def semaug(*arguments: object) -> int:
+    return main(["reproduce", *map(str, arguments)])
+
+
 @pytest.fixture(scope="module")
-def first(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Two methods, with one of three runs in the way of a folder that is no run."""
+def first(photos: Path, tmp_path_factory: pytest.TempPathFactory, inline_workers: None) -> Path:
+    """Two tables with three runs, one of which finds a folder in its place that is no run."""
     output = tmp_path_factory.mktemp("output")
-    blocked = train_config(Cell("mixup"), Setup("small", output, photos, epochs=1)).output
-    assert blocked is not None
-    blocked.mkdir(parents=True)
-    (blocked / "notes.txt").write_text("not a run")
-    done = semaug(
+    occupied = train_config(Cell("mixup"), Setup("small", output, photos, epochs=1)).output
+    assert occupied is not None
+    occupied.mkdir(parents=True)
+    (occupied / "notes.txt").write_text("not a run")
+    assert semaug(
         "table-image-level", "table-sota-p2p", *TINY, "--data", photos, "--output", output, "--jobs", 2,
         "--method", "mixup", "basic", "isda", "--network", "ResNet-50",
-    )  # fmt: skip
-    return output, done
+    ) == 2  # fmt: skip
+    return output
 
 
 def cells(output: Path, name: str) -> dict[str, dict[str, Any]]:
@@ -59,21 +57,14 @@ def cells(output: Path, name: str) -> dict[str, dict[str, Any]]:
     return {f"{cell['network']} {cell['title']}": cell for cell in results["experiments"][name]["cells"]}
 
 
-def test_cells_are_run_and_a_failing_one_does_not_end_the_others(
-    first: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
-    output, done = first
-    assert done.returncode == 2
-    assert "1 of the runs and pictures failed" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "3 runs to make, 0 made before" in done.stderr
-    found = cells(output, "table-image-level")
+def test_cells_are_run_and_a_failing_one_does_not_end_the_others(first: Path) -> None:
+    found = cells(first, "table-image-level")
     for title in ("ResNet-50 basic", "ResNet-50 ISDA"):
         assert found[title]["status"] == "measured"
-        run = output / "runs" / found[title]["seeds"][0]["run"]
+        run = first / "runs" / found[title]["seeds"][0]["run"]
         top1 = json.loads((run / "evaluation.json").read_text())["top1"]
         assert found[title]["ours"] == pytest.approx(100 * top1)
-        assert found[title]["difference"] is None  # other data than the paper's
+        assert found[title]["difference"] is None  # not the paper's data
     assert found["ResNet-50 Mixup"]["status"] == "not run"
     assert "holds no run" in found["ResNet-50 Mixup"]["reason"]
     assert found["ResNet-50 CutMix"]["reason"] == "left out by the options"
@@ -81,63 +72,35 @@ def test_cells_are_run_and_a_failing_one_does_not_end_the_others(
     assert found["ResNet-50 ISDA"]["paper_over_basic"] == pytest.approx(0.8)
     difference = found["ResNet-50 ISDA"]["ours"] - found["ResNet-50 basic"]["ours"]
     assert found["ResNet-50 ISDA"]["over_basic"] == pytest.approx(difference)
-    assert cells(output, "table-sota-p2p")["P2P-Net basic"]["reason"] == "left out by the options"
-    assert "not run" in done.stdout
-    text = (output / "results.md").read_text()
+    assert cells(first, "table-sota-p2p")["P2P-Net basic"]["reason"] == "left out by the options"
+    text = (first / "results.md").read_text()
     assert "| 85.9 | not run |" in text
+    assert f"    semaug reproduce table-sota-p2p --scale small --data {'/'}" in text
 
 
-def test_a_second_call_runs_nothing_again(photos: Path, first: tuple[Path, Any]) -> None:
-    output, _ = first
-    before = {file: file.stat().st_mtime_ns for file in (output / "runs").glob("*/model.safetensors")}
-    again = semaug(
-        "table-sota-p2p", *TINY, "--data", photos, "--output", output, "--method", "basic", "isda",
-        "--network", "ResNet-50",
-    )  # fmt: skip
-    assert again.returncode == 0, again.stderr
-    assert "0 runs to make, 2 made before" in again.stderr
+def test_a_second_call_repeats_only_the_run_that_failed(
+    photos: Path, first: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {file: file.stat().st_mtime_ns for file in (first / "runs").glob("*/model.safetensors")}
+    options = [*TINY, "--data", photos, "--output", first, "--network", "ResNet-50", "--method", "basic", "isda"]
+    assert semaug("table-sota-p2p", *options) == 0
+    assert "0 runs to train, 2 finished already" in capsys.readouterr().err
     assert len(before) == 2
-    assert {file: file.stat().st_mtime_ns for file in (output / "runs").glob("*/model.safetensors")} == before
-    assert (output / "report.html").read_text().count("<section") > 1  # what was there before is still reported
-
-
-def test_an_interrupted_run_goes_on(photos: Path, tmp_path: Path) -> None:
-    arguments = [
-        "table-sota-p2p",
-        "--scale",
-        "small",
-        "--seeds",
-        "0",
-        "--method",
-        "basic",
-        "--epochs",
-        "60",
-        "--network",
-        "ResNet-50",
-    ]
-    arguments += ["--data", str(photos), "--output", str(tmp_path)]
-    process = subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    run = train_config(Cell("basic"), Setup("small", tmp_path, photos, epochs=60)).output
-    assert run is not None
-    deadline = time.monotonic() + 120
-    while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (run / "model.safetensors").exists()
-    done = semaug(*arguments)
-    assert done.returncode == 0, done.stderr
-    assert "going on after epoch" in (tmp_path / "logs" / f"{run.name}.log").read_text()
-    epochs = [json.loads(line)["epoch"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert epochs == list(range(1, 61))
+    assert {file: file.stat().st_mtime_ns for file in (first / "runs").glob("*/model.safetensors")} == before
+    assert (first / "report.html").read_text().count("<section") > 1  # earlier results are still reported
+    assert semaug("table-image-level", *options, "mixup") == 2
+    shown = capsys.readouterr()
+    assert "1 run to train, 2 finished already" in shown.err
+    assert shown.err.splitlines()[-1] == "semaug: 1 of the runs and pictures failed; the report says why"
+    assert "not run" in shown.out
+    assert "* stand-ins: CUB-200-2011: the folder photos0" in shown.out
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_the_report_opens_without_errors(first: tuple[Path, Any], tmp_path: Path) -> None:
-    output, _ = first
+def test_the_report_opens_without_errors(first: Path, tmp_path: Path) -> None:
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]
     options += [f"--user-data-dir={tmp_path}", "--enable-logging=stderr", "--v=0", "--dump-dom"]
-    page = (output / "report.html").as_uri()
+    page = (first / "report.html").as_uri()
     shown = subprocess.run([str(CHROMIUM), *options, page], capture_output=True, text=True, timeout=120, check=True)
     assert [line for line in shown.stderr.splitlines() if "CONSOLE" in line] == []
     assert "left out by the options" in shown.stdout
@@ -147,19 +110,12 @@ def test_the_report_opens_without_errors(first: tuple[Path, Any], tmp_path: Path
 
 
 def test_the_list_has_every_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "list"]) == 0
+    assert semaug("list") == 0
     listed = capsys.readouterr().out
     assert "table-datasets " in listed
     assert "theorem " in listed
-    assert main(["reproduce"]) == 0
+    assert semaug() == 0
     assert capsys.readouterr().out == listed
-
-
-def test_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["reproduce", "--help"])
-    assert ended.value.code == 0
-    assert "usage: semaug reproduce" in capsys.readouterr().out
 
 
 def test_without_a_gpu_full_scale_measures_no_times(
@@ -187,17 +143,13 @@ def test_mistakes_give_one_sentence_and_exit_code_2(
     tmp_path: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reproduce", *arguments, "--output", str(tmp_path / "out")]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert sentence in told[0]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
     assert not (tmp_path / "out").exists()
 
 
-# -------------------------------------------------------------------------------------- without a command line
-
-
 def finish(cell: Cell, setup: Setup, seed: int, top1: float) -> None:
-    """The files that a finished run leaves, as far as they are looked at."""
+    """Write the files of a finished run that are read."""
     run = train_config(cell, setup, seed).output
     assert run is not None
     run.mkdir(parents=True)
@@ -211,7 +163,7 @@ def test_means_spreads_and_differences(tmp_path: Path) -> None:
     for seed, basic, learnable in ((0, 0.84, 0.86), (1, 0.85, 0.89)):
         finish(Cell("basic"), setup, seed, basic)
         finish(Cell("learnable"), setup, seed, learnable)
-    finish(Cell("learnable"), setup, 7, 0.5)  # no basic run has this seed
+    finish(Cell("learnable"), setup, 7, 0.5)  # basic has no run with this seed
     rows = {(r.cell.dataset, r.cell.method): r for r in collect(experiment("table-datasets"), setup, {})}
     basic, learnable = rows["cub", "basic"], rows["cub", "learnable"]
     assert basic.mean == pytest.approx(84.5)
@@ -226,7 +178,7 @@ def test_means_spreads_and_differences(tmp_path: Path) -> None:
     assert rows["nabirds", "basic"].ours == "not run"
     assert "needs NABirds" in rows["nabirds", "basic"].reason
     other = collect(experiment("table-datasets"), Setup("full", tmp_path, epochs=3), {})
-    assert all(row.mean is None for row in other)  # other settings are other runs
+    assert all(row.mean is None for row in other)  # other settings belong to other runs
 
 
 @dataclass(frozen=True)
@@ -241,8 +193,6 @@ class Picture:
 def test_pictures_are_drawn_once_and_a_failing_one_is_reported(
     tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import types
-
     seen: list[Any] = []
 
     def tsne(runs: Any) -> Picture:
@@ -261,10 +211,92 @@ def test_pictures_are_drawn_once_and_a_failing_one_is_reported(
     names = ("figure-tsne", "figure-neighbours", "figure-joint")
     choice = Choice(methods=("basic", "learnable", "constant", "isda"), seeds=(0,))
     for _ in range(2):
-        assert reproduce(names, setup, choice, 1) == 1
+        assert reproduce(names, setup, choice, 1).failed == 1
     assert len(seen) == 1
     assert set(seen[0]) == {"basic", "learnable"}
     page = (tmp_path / "report.html").read_text()
     assert "planted" in page
     assert "ValueError: no such thing" in page
     assert "Variance" in page
+
+
+PRESET = """
+from semaug.studies.cells import Cell, Experiment
+
+EXPERIMENT = Experiment(
+    name="figure-new",
+    order=15,
+    title="A new figure",
+    line="basic beside ISDA, for a test",
+    shows="Nothing.",
+    caption="None.",
+    cells=(Cell("basic", paper=84.5), Cell("isda", paper=85.3, setting="λ0 = 5", strength=5.0)),
+    measure=lambda experiment, setup: {"lines": [f"measured at {setup.scale} scale"]},
+)
+"""
+
+
+def test_a_preset_is_added_by_one_file(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "presets"
+    folder.mkdir()
+    (folder / "figure_new.py").write_text(PRESET)
+    monkeypatch.setattr(presets, "__path__", [*presets.__path__, str(folder)])
+    assert semaug("list") == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names[:3] == ["table-datasets", "figure-new", "table-networks"]  # by its `order`
+    output = tmp_path / "out"
+    assert semaug("figure-new", *TINY, "--data", photos, "--output", output) == 0
+    found = cells(output, "figure-new")
+    assert {title: cell["status"] for title, cell in found.items()} == {
+        "ResNet-50 basic": "measured",
+        "ResNet-50 ISDA, λ0 = 5": "measured",
+    }
+    assert "measured at small scale" in capsys.readouterr().out
+    assert "A new figure" in (output / "report.html").read_text()
+
+
+def test_times_per_step_are_measured_for_each_number_of_frozen_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def time_variants(config: BenchConfig, *_: Any) -> dict[str, Timing]:
+        seconds = {"plain": [1.0, 1.0], "paper": [2.0, 2.0]}
+        timed = {name: Timing(VARIANTS[name].title, values) for name, values in seconds.items()}
+        name = "paper-double-backward"
+        return timed | {name: Timing(VARIANTS[name].title, failure="out of memory" if config.frozen_blocks else None,
+                                     seconds=[3.0, 5.0])}  # fmt: skip
+
+    monkeypatch.setattr("semaug.studies.bench.timing.time_variants", time_variants)
+    setup, preset = Setup("small", tmp_path, device="cpu"), experiment("figure-frozen-blocks")
+    assert known_extra(preset, setup) == {}
+    measure_extra(preset, setup)
+    extra = known_extra(preset, setup)
+    assert [row["frozen"] for row in extra["times"]] == [0, 1, 2, 3]
+    assert extra["times"][0]["jvp"]["ratio"] == 2
+    assert extra["times"][0]["double_backward"]["ratio"] == 4
+    assert extra["lines"][1] == (
+        "0 frozen: plain cross-entropy 1000.0 ms (× 1.00); paper, jvp 2000.0 ms (× 2.00); "
+        "paper, double backward 4000.0 ms (× 4.00)"
+    )
+    assert extra["lines"][2].endswith("paper, double backward out of memory")
+    section = Section(preset, collect(preset, setup, {}), extra=extra)
+    assert len(drawing.sweeps(section, setup)) == 1
+
+
+def test_the_theorem_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = theorem.measure
+    monkeypatch.setattr(theorem, "measure", lambda **_: real(shortest=4, doublings=1, long_run=8, seeds=1, scale=2.0))
+    assert reproduce(("theorem",), Setup("small", tmp_path), Choice()).failed == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "rescaled: min_t E‖∇L_meta‖² falls as T^" in page
+
+
+def test_drawn_birds_stand_in_for_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WORLDS, "cars", World(2, 5, train=4, test=2, size=32))
+    setup = Setup("small", tmp_path, epochs=1)
+    result = reproduce(("table-datasets",), setup, Choice(("cars",), methods=("basic",), seeds=(0,)), jobs=1)
+    assert result.failed == 0
+    (row,) = (row for row in result.sections[0].rows if row.runs)
+    assert (row.data, row.cell.dataset) == ("2 drawn species, seed 5, chance 50.0 %", "cars")
+    assert len(list((tmp_path / "data" / "birds-2-5" / "train").rglob("*.png"))) == 8

@@ -185,7 +185,7 @@ def test_a_run_that_is_asked_to_stop_is_saved_by_all_and_goes_on(photos: Path, t
     launcher.send_signal(signal.SIGTERM)
     told = launcher.communicate(timeout=120)[1]
     assert launcher.returncode != 0
-    assert told.count("which is saved; the same command goes on from there") == 1, told
+    assert told.count("which is saved; run the same command again to resume") == 1, told
     finished(on_one_node(command(photos, tmp_path / "run")))
     # The statistics of BatchNorm were averaged once more than in the undisturbed run, which leaves rounding.
     assert difference(two_nodes, tmp_path / "run") < 1e-6

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from photos import photo_folder
-from semaug.cli.main import Train, main
+from semaug.cli.main import main
+from semaug.cli.train import Train
 from semaug.data.readers import read_data
 from semaug.inference.runs import read_metrics
 from semaug.studies.registry import experiment

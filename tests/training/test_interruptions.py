@@ -193,7 +193,7 @@ def test_a_signal_ends_the_command_with_one_sentence(
     assert process.returncode == code
     last = said.strip().splitlines()[-1]
     assert last.startswith(f"semaug: stopped by {number.name} in epoch ")
-    assert last.endswith("which is saved; the same command goes on from there")
+    assert last.endswith("which is saved; run the same command again to resume")
     assert "Traceback" not in said
 
 
@@ -235,7 +235,7 @@ def test_in_each_phase_a_signal_is_heard_before_anything_else_is_begun(
     # each worker may end its image and begin another before it is told; a chunk of images has 16
     assert begun <= (6 if "processes" in name else 0)
     assert process.returncode == 143
-    sentence = f"semaug: stopped by SIGTERM{WHERE.get(name, '')}; the same command goes on from there"
+    sentence = f"semaug: stopped by SIGTERM{WHERE.get(name, '')}; run the same command again to resume"
     assert said.strip().splitlines()[-1] == sentence
     assert "Traceback" not in said
     assert not (tmp_path / "run" / "report.html").exists()
@@ -307,7 +307,7 @@ def test_a_signal_to_all_while_workers_decode_gives_one_sentence(photos: Path, t
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert said.strip().splitlines()[-1] == "semaug: stopped by SIGINT; the same command goes on from there"
+    assert said.strip().splitlines()[-1] == "semaug: stopped by SIGINT; run the same command again to resume"
     assert "Traceback" not in said
 
 
@@ -316,7 +316,7 @@ def test_a_signal_to_all_while_workers_stream_is_saved(more_photos: Path, more_w
     process = soak.watch(command, soak.PHASES["training on a stream"], tmp_path / "watched", holds=True)
     os.killpg(process.pid, signal.SIGTERM)  # as Slurm does; the workers hear it too
     _, said = process.communicate(timeout=60)
-    sentence = f"semaug: stopped by SIGTERM{WHERE['training']}; the same command goes on from there"
+    sentence = f"semaug: stopped by SIGTERM{WHERE['training']}; run the same command again to resume"
     assert said.strip().splitlines()[-1] == sentence
     assert "Traceback" not in said
     assert main(command) == 0

@@ -1,14 +1,20 @@
-"""What an experiment is: cells, one training run each (for each seed), with the paper's figure beside them."""
+"""Experiments and their cells: what a table or figure of the paper trains and measures.
 
-from collections.abc import Iterable
+A cell is one training run for each seed, with the paper's result beside it. The presets are plain data of these types.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from semaug.training.methods import METHODS
 
+if TYPE_CHECKING:
+    from semaug.studies.scales import Setup
+
 ScaleName = Literal["full", "small"]
-Kind = Literal["table", "bars", "lines", "pictures", "theorem"]
-Picture = Literal["neighbours", "tsne", "augmentations"]
+Extra = dict[str, Any]
+"""What is measured besides training runs: `lines` of text, and the values that an experiment's charts need."""
 
 PAPER_FEATURES = 2048  # dimensions of ResNet-50's feature
 DATASETS = {
@@ -24,29 +30,22 @@ DATASETS = {
 class Cell:
     """One cell of a table, or one point of a figure; settings are those of the paper's scale."""
 
-    method: str
+    method: str  # without a composite model
     dataset: str = "cub"
-    network: str = "ResNet-50"
-    paper: float | None = None
-    """The paper's top-1 accuracy in %, where its text or tables give it as a number."""
-    setting: str = ""
-    """What sets this cell apart from others of the same method, as a person writes it: "λ0 = 5"."""
-    strength: float = 10.0
-    power: float = 1.0
-    width: int | None = None
-    """Hidden width of CovNet where features have 2048 dimensions; a quarter of them if not given."""
-    depth: int = 1
-    frozen: int | None = None
-    """Frozen blocks; the network's own number if not given."""
-    rate: float | None = None
-    """CovNet's learning rate as a share of the network's; the paper's fixed one if not given."""
-    small_model: str = ""
-    """The stand-in at small scale, where it is not the network's own."""
-    blocked: str = ""
-    """Why this cell cannot be run at all."""
+    network: str = "ResNet-50"  # as the paper writes it
+    paper: float | None = None  # the paper's top-1 accuracy in %, if its text or tables state it as a number
+    setting: str = ""  # what distinguishes the cell from others of the same method, for readers: "λ0 = 5"
+    strength: float = 10.0  # λ0
+    power: float = 1.0  # α, the exponent with which λ grows
+    width: int | None = None  # of CovNet, for features of 2048 dimensions; None for a quarter of them
+    depth: int = 1  # of CovNet
+    frozen: int | None = None  # blocks; None for the network's own number
+    rate: float | None = None  # CovNet's learning rate as a share of the network's; None for the paper's fixed rate
+    small_model: str = ""  # the stand-in at small scale, if it is not the network's usual one
 
     @property
     def title(self) -> str:
+        """Method and setting, for tables."""
         return ", ".join(part for part in (METHODS[self.method].title, self.setting) if part)
 
 
@@ -54,44 +53,58 @@ class Cell:
 class Experiment:
     """A table or figure of the paper."""
 
-    name: str
+    name: str  # what the user types
+    order: int  # position in the list
     title: str
-    line: str
-    """One line for the list."""
-    shows: str
-    """What the paper shows."""
-    caption: str
-    """How to read ours."""
+    line: str  # for the list
+    shows: str  # what the paper shows
+    caption: str  # how to read our result
     cells: tuple[Cell, ...] = ()
-    small_cells: tuple[Cell, ...] | None = None
-    """Where the cells at small scale are others."""
+    small_cells: tuple[Cell, ...] | None = None  # at small scale, if they differ
     small_seeds: tuple[int, ...] = (0, 1)
-    kind: Kind = "table"
-    axis: str = ""
-    """What changes along the horizontal axis (kind "lines")."""
-    picture: Picture | None = None
-    curves: bool = False
-    """Draw Σ's variance over the epochs too."""
-    times: bool = False
-    """Measure the time per step against frozen blocks too."""
-    shapes: bool = False
-    """Count CovNet's operations and parameters too."""
-    published: bool = False
-    """Show the published results of other methods too."""
+    kind: Literal["table", "lines", "pictures", "theorem"] = "table"  # what the report draws
+    axis: str = ""  # what changes along the horizontal axis of "lines"
+    picture: Literal["neighbours", "tsne", "augmentations"] | None = None  # of semaug.report.figures
+    curves: bool = False  # whether to draw Σ over the epochs
+    published: bool = False  # whether to show the published results of other methods
+    measure: Callable[["Experiment", "Setup"], Extra] | None = None  # what is not a training run
+    needs_gpu: bool = False  # for `measure` at full scale
+
+    @property
+    def has_extra(self) -> bool:
+        """Whether there is something to measure after the runs."""
+        return bool(self.picture or self.measure)
 
     def at(self, scale: ScaleName) -> tuple[Cell, ...]:
+        """The cells at a scale."""
         return self.small_cells if scale == "small" and self.small_cells is not None else self.cells
 
     def seeds(self, scale: ScaleName) -> tuple[int, ...]:
-        """The seeds if none are asked for."""
+        """The default seeds at a scale."""
         if scale == "small":
             return self.small_seeds
         return (0,) if self.picture else (0, 1, 2)
 
 
-def baseline(cell: Cell, cells: Iterable[Cell]) -> Cell | None:
-    """The cell of plain training on the same data with the same network."""
-    for other in cells:
-        if other.method == "basic" and (other.dataset, other.network) == (cell.dataset, cell.network):
-            return other if other is not cell else None
-    return None
+def method_cells(
+    vary: Literal["dataset", "network"],
+    results: Mapping[str, Sequence[float | None]],
+    methods: Sequence[str] = ("basic", "isda", "learnable"),
+    **common: Any,
+) -> tuple[Cell, ...]:
+    """Make the cells of several methods for each data set or network.
+
+    Args:
+        vary: The field of :class:`Cell` that the keys of `results` belong to.
+        results: The paper's accuracies, in the order of `methods`.
+        methods: Names of the methods.
+        common: Further fields of all cells.
+
+    Returns:
+        The cells, row by row.
+    """
+    return tuple(
+        Cell(method, paper=paper, **{**common, vary: value})
+        for value, row in results.items()
+        for method, paper in zip(methods, row, strict=True)
+    )

@@ -7,16 +7,16 @@ from importlib.resources import files
 
 @dataclass(frozen=True)
 class Published:
-    """One row; `citation` is the entry of the paper's bibliography."""
+    """A result of another method."""
 
     method: str
     venue: str
     backbone: str
-    accuracy: float
-    citation: str
+    accuracy: float  # top-1 in %
+    citation: str  # entry of the paper's bibliography
 
 
 def published() -> list[Published]:
-    """The rows of the paper's table that are other methods', in its order."""
+    """The results of other methods, in the order of the paper's table."""
     content = json.loads(files("semaug.studies").joinpath("published.json").read_text(encoding="utf-8"))
     return [Published(**row) for row in content["rows"]]

@@ -1,41 +1,44 @@
-"""The names of the paper's tables and figures, in the paper's order, and the module of each."""
+"""Discovery of the presets: every module of :mod:`semaug.studies.presets` defines an ``EXPERIMENT``."""
 
+import pkgutil
+from collections.abc import Sequence
 from importlib import import_module
 
+from semaug.studies import presets
 from semaug.studies.cells import Experiment
-from semaug.util.errors import SemaugError
+from semaug.util.errors import SettingError
 
-MODULES = {
-    "table-datasets": "table_datasets",
-    "table-networks": "table_networks",
-    "table-sota-p2p": "table_sota_p2p",
-    "table-image-level": "table_image_level",
-    "figure-depth": "figure_depth",
-    "figure-joint": "figure_joint",
-    "figure-strength": "figure_strength",
-    "figure-schedule": "figure_schedule",
-    "figure-frozen-blocks": "figure_frozen_blocks",
-    "table-covnet": "table_covnet",
-    "table-imagenet": "table_imagenet",
-    "figure-neighbours": "figure_neighbours",
-    "figure-tsne": "figure_tsne",
-    "figure-augmentations": "figure_augmentations",
-    "theorem": "theorem_preset",
-}
+
+def all_experiments() -> dict[str, Experiment]:
+    """All experiments by name, in the order of their field `order`."""
+    modules = (import_module(f"{presets.__name__}.{module.name}") for module in pkgutil.iter_modules(presets.__path__))
+    ordered: list[Experiment] = sorted((module.EXPERIMENT for module in modules), key=lambda preset: preset.order)
+    return {preset.name: preset for preset in ordered}
 
 
 def experiment(name: str) -> Experiment:
-    """The preset of a name."""
-    if name not in MODULES:
-        raise SemaugError(f"unknown experiment {name!r}; the names are {', '.join(MODULES)}, and all")
-    found = import_module(f"semaug.studies.{MODULES[name]}").EXPERIMENT
-    assert isinstance(found, Experiment)
-    return found
+    """Find an experiment by its name.
+
+    Raises:
+        SettingError: If there is no such experiment.
+    """
+    known = all_experiments()
+    if name not in known:
+        raise SettingError(f"unknown experiment {name!r}; the names are {', '.join(known)}, and all")
+    return known[name]
 
 
-def experiments(names: tuple[str, ...]) -> list[Experiment]:
-    """The presets of names, each once, in the paper's order; "all" is every one."""
-    for name in names:
-        if name != "all":
-            experiment(name)
-    return [experiment(name) for name in MODULES if "all" in names or name in names]
+def experiments(names: Sequence[str]) -> list[Experiment]:
+    """Find several experiments.
+
+    Args:
+        names: Their names; ``"all"`` stands for every experiment.
+
+    Returns:
+        Each experiment once, in the order of the list.
+
+    Raises:
+        SettingError: If a name is unknown.
+    """
+    wanted = {experiment(name).name for name in names if name != "all"}
+    return [preset for name, preset in all_experiments().items() if "all" in names or name in wanted]

@@ -1,41 +1,38 @@
-"""`semaug reproduce`: run what is missing of the paper's tables and figures, and report all that there is."""
+"""`semaug reproduce`: run what is missing of the paper's tables and figures, and report all results."""
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
+import torch
 
 from semaug.studies.cells import DATASETS, Cell, Experiment
-from semaug.studies.extras import has_extra, known_extra, measure_extra, missing_hardware
+from semaug.studies.extras import known_extra, measure_extra
 from semaug.studies.page import render
-from semaug.studies.registry import MODULES, experiment, experiments
-from semaug.studies.results import (
-    Section,
-    collect,
-    finished_runs,
-    markdown,
-    reasons,
-    rich_table,
-    stand_ins,
-    to_json,
-)
-from semaug.studies.scales import NETWORKS, Setup, check_data, missing_data, train_config
-from semaug.studies.workers import default_jobs, run_and_tell
-from semaug.studies.worlds import draw_world
+from semaug.studies.registry import all_experiments, experiments
+from semaug.studies.results import Section, collect, finished_runs
+from semaug.studies.scales import NETWORKS, Setup, draw_world, missing_data, train_config
+from semaug.studies.workers import default_jobs, reason_of, train_all
 from semaug.training.methods import METHODS
-from semaug.training.settings import TrainConfig
-from semaug.util.errors import SemaugError
+from semaug.training.settings import TrainConfig, given
+from semaug.util.errors import DataError, FileError, SettingError
 from semaug.util.files import write_atomically, write_json
 from semaug.util.progress import Progress
 
-LEFT_OUT, NOT_ASKED = "left out by the options", "not asked for"
+_LEFT_OUT, _NOT_REQUESTED = "left out by the options", "not requested"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which cells of the experiments are run; nothing named means all."""
+    """Which cells of the experiments to run; an empty tuple means all.
+
+    Args:
+        datasets: Keys of :data:`DATASETS`.
+        networks: Networks as the paper writes them.
+        methods: Names of methods.
+        seeds: Seeds; None for each experiment's default.
+    """
 
     datasets: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
@@ -43,216 +40,236 @@ class Choice:
     seeds: tuple[int, ...] | None = None
 
     def __contains__(self, cell: Cell) -> bool:
-        return (
-            (not self.datasets or cell.dataset in self.datasets)
-            and (not self.networks or cell.network in self.networks)
-            and (not self.methods or cell.method in self.methods)
-        )
+        wanted = (cell.dataset, self.datasets), (cell.network, self.networks), (cell.method, self.methods)
+        return all(not names or name in names for name, names in wanted)
 
     def check(self) -> None:
-        """See that what is named exists."""
+        """Check the names.
+
+        Raises:
+            SettingError: If a data set, network or method is unknown.
+        """
         known = ("data set", self.datasets, DATASETS), ("network", self.networks, NETWORKS)
-        for what, named, names in (*known, ("method", self.methods, METHODS)):
-            for name in named:
+        for what, chosen, names in (*known, ("method", self.methods, METHODS)):
+            for name in chosen:
                 if name not in names:
-                    raise SemaugError(f"unknown {what} {name!r}; there are {', '.join(names)}")
+                    raise SettingError(f"unknown {what} {name!r}; there are {', '.join(names)}")
 
 
 @dataclass
 class Plan:
-    """The runs to make, and why other cells are not run."""
+    """The runs to train, and why other cells are not run."""
 
     configs: dict[Path, TrainConfig] = field(default_factory=dict)
     reasons: dict[Cell, str] = field(default_factory=dict)
     finished: int = 0
-    cells: dict[Path, list[Cell]] = field(default_factory=dict)
-    worlds: set[str] = field(default_factory=set)
+    cells: dict[Path, list[Cell]] = field(default_factory=dict)  # that a run belongs to
 
 
-def listing() -> str:
-    """The names with one line each."""
-    width = max(map(len, MODULES))
-    lines = [f"{name:{width}}  {experiment(name).line}" for name in MODULES]
-    return "\n".join([*lines, f"{'all':{width}}  all of them"])
+@dataclass(frozen=True)
+class Reproduction:
+    """The result of :func:`reproduce`."""
+
+    setup: Setup
+    sections: list[Section]  # the chosen experiments, and others of which earlier calls left runs
+    chosen: list[Experiment]
+    failed: int  # runs and measurements
+
+    @property
+    def heading(self) -> list[str]:
+        """Sentences about the whole result."""
+        setup, lines = self.setup, []
+        if setup.scale == "full":
+            lines.append("Full scale: the paper's settings on its data sets.")
+        else:
+            lines.append(
+                "Small scale: the same experiments with small networks, few epochs and small images. It shows that "
+                "everything runs; the accuracies say nothing about the paper's claims."
+            )
+        if setup.epochs is not None:
+            several = "s" if setup.epochs != 1 else ""
+            lines.append(f"Every run has {setup.epochs} epoch{several} instead of the scale's own number.")
+        if setup.select == "test":
+            lines.append("The best epoch was chosen on the test split, as in published code: accuracies are too high.")
+        else:
+            lines.append("The best epoch was chosen on a validation split. The test split was used once.")
+        return lines
 
 
 def make_plan(chosen: Sequence[Experiment], setup: Setup, choice: Choice) -> Plan:
-    """What is missing of the chosen experiments; a run that several of them share is there once."""
+    """Find the runs that are missing; a run that several experiments share occurs once.
+
+    Args:
+        chosen: The experiments.
+        setup: The scale and folders.
+        choice: Which of their cells to run.
+    """
     plan = Plan()
     for preset in chosen:
         for cell in preset.at(setup.scale):
-            reason = cell.blocked or ("" if cell in choice else LEFT_OUT) or missing_data(cell.dataset, setup)
+            reason = missing_data(cell.dataset, setup) if cell in choice else _LEFT_OUT
             if reason:
                 plan.reasons.setdefault(cell, reason)
                 continue
             done = {run.seed for run in finished_runs(cell, setup)}
             for seed in choice.seeds if choice.seeds is not None else preset.seeds(setup.scale):
                 config = train_config(cell, setup, seed)
-                assert config.output is not None
+                run = given(config.output)
                 if seed not in done:
-                    plan.configs.setdefault(config.output, config)
-                    plan.worlds.add(cell.dataset)
-                elif config.output not in plan.cells:
+                    plan.configs.setdefault(run, config)
+                elif run not in plan.cells:
                     plan.finished += 1
-                plan.cells.setdefault(config.output, []).append(cell)
+                plan.cells.setdefault(run, []).append(cell)
     return plan
 
 
-def reproduce(names: tuple[str, ...], setup: Setup, choice: Choice, jobs: int | None) -> int:
-    """Run what is missing, print the tables, write the report; returns how many cells and pictures failed."""
+def reproduce(
+    names: Sequence[str],
+    setup: Setup,
+    choice: Choice,
+    jobs: int | None = None,
+    command: Callable[[str, Sequence[int]], str] = lambda name, seeds: "",
+) -> Reproduction:
+    """Run what is missing of some experiments, and write report.html, results.json and results.md.
+
+    Args:
+        names: Names of the experiments; ``"all"`` for all of them.
+        setup: The scale and folders.
+        choice: Which cells to run.
+        jobs: Number of runs at a time; None for the default of the machine.
+        command: Makes the command that repeats an experiment, from its name and seeds, for the report.
+
+    Returns:
+        The result.
+
+    Raises:
+        SettingError: If a name is unknown or a setting is wrong. Nothing was trained then.
+        DataError: If the data folder is missing.
+        FileError: If the output folder cannot be written.
+    """
     chosen = experiments(names)
     choice.check()
-    check_data(setup)
+    if setup.data is not None and not setup.data.is_dir():
+        raise DataError(f"there is no folder {setup.data}")
     if jobs is not None and jobs < 1:
-        raise SemaugError(f"--jobs must be at least 1, not {jobs}")
+        raise SettingError(f"`jobs` must be at least 1, not {jobs}")
     try:
         setup.runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SemaugError(f"cannot write to {setup.output}: {error.strerror or error}") from error
-    progress = Progress()
+        raise FileError(f"cannot write to {setup.output}: {error.strerror or error}") from error
+    progress, small = Progress(), setup.scale == "small"
     plan = make_plan(chosen, setup, choice)
-    failures = _run(plan, setup, jobs or default_jobs(setup.scale), progress)
-    extra_failures = _measure_extras(chosen, setup, choice, progress)
-    sections = _sections(chosen, setup, choice, plan, failures, extra_failures)
-    _write(sections, setup)
-    _print(sections, chosen, setup)
-    return len(failures) + len(extra_failures)
-
-
-def _run(plan: Plan, setup: Setup, jobs: int, progress: Progress) -> dict[Path, str]:
-    """Make the runs; returns the reasons of those that failed."""
-    if setup.scale == "small" and setup.data is None:
-        for dataset in sorted(plan.worlds):
+    if small and setup.data is None:
+        for dataset in sorted({cell.dataset for run in plan.configs for cell in plan.cells[run]}):
             draw_world(setup.output, dataset)
-    threads = 1 if setup.scale == "small" else None  # more do not speed up such small networks
-    return run_and_tell([*plan.configs.values()], plan.finished, jobs, threads, setup.output / "logs", progress)
+    failures = train_all(
+        [*plan.configs.values()],
+        jobs or default_jobs(small),
+        setup.output / "logs",
+        progress,
+        finished=plan.finished,
+        threads=1 if small else None,  # more do not speed up such small networks
+    )
+    not_measured = _measure_extras(chosen, setup, choice, progress)
+    sections = []
+    for preset in all_experiments().values():
+        seeds = choice.seeds or preset.seeds(setup.scale) if preset.cells else ()
+        section = _section(preset, preset in chosen, setup, plan, failures, not_measured, command(preset.name, seeds))
+        if preset in chosen or any(row.runs for row in section.rows):
+            sections.append(section)
+    result = Reproduction(setup, sections, chosen, len(failures) + len(not_measured))
+    write_json(setup.output / "results.json", _to_json(sections, setup))
+    write_atomically(setup.output / "results.md", _markdown(sections, setup, result.heading).encode())
+    write_atomically(setup.output / "report.html", render(sections, setup, result.heading).encode())
+    return result
 
 
 def _measure_extras(chosen: Sequence[Experiment], setup: Setup, choice: Choice, progress: Progress) -> dict[str, str]:
-    """Times, pictures and the theorem; returns the reasons of those that failed."""
+    """Measure what is not a training run; return the reasons of failures by name of the experiment."""
     failures = {}
     for preset in chosen:
-        if not has_extra(preset) or (preset.cells and not any(cell in choice for cell in preset.at(setup.scale))):
+        cells = preset.at(setup.scale)
+        if not preset.has_extra or known_extra(preset, setup) or _missing_hardware(preset, setup):
             continue
-        if preset.picture is not None and not any(finished_runs(cell, setup) for cell in preset.at(setup.scale)):
-            continue  # its cells say why
-        if missing_hardware(preset, setup):
+        if cells and not any(cell in choice for cell in cells):
             continue
+        if preset.picture is not None and not any(finished_runs(cell, setup) for cell in cells):
+            continue  # the rows of the table say why
+        progress.say(f"{preset.name}: measuring")
         try:
-            if not known_extra(preset, setup):
-                progress.say(f"{preset.name}: measuring")
             measure_extra(preset, setup)
-        except SemaugError as error:
-            failures[preset.name] = str(error)
-        except Exception as error:  # a picture that fails must not end the report
-            lines = str(error).strip().splitlines()
-            failures[preset.name] = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-        if preset.name in failures:
+        except Exception as error:  # the report is written in any case
+            failures[preset.name] = reason_of(error)
             progress.say(f"{preset.name} failed: {failures[preset.name]}")
     return failures
 
 
-# ------------------------------------------------------------------------------------------------------- reporting
+def _missing_hardware(preset: Experiment, setup: Setup) -> str:
+    """Why an experiment cannot be measured on this machine; empty if it can."""
+    on_cpu = setup.device == "cpu" or (setup.device is None and not torch.cuda.is_available())
+    needed = preset.needs_gpu and setup.scale == "full"
+    return "the time per step at full scale needs a GPU" if needed and on_cpu else ""
 
 
-def _sections(
-    chosen: Sequence[Experiment],
+def _section(
+    preset: Experiment,
+    requested: bool,
     setup: Setup,
-    choice: Choice,
     plan: Plan,
     failures: dict[Path, str],
-    extra_failures: dict[str, str],
-) -> list[Section]:
-    """The chosen experiments, and others of which an earlier call has left something."""
-    known = dict(plan.reasons)
-    for output, reason in failures.items():
-        for cell in plan.cells[output]:
-            known[cell] = f"failed: {reason}"
-    sections = []
-    for name in MODULES:
-        preset = experiment(name)
-        if preset not in chosen:
-            known = {**dict.fromkeys(preset.at(setup.scale), NOT_ASKED), **known}
-        rows = collect(preset, setup, known)
-        failed = [
-            f"{row.cell.title} ({row.network}, {row.data}), {output.name}: {failures[output]}"
-            for row in rows
-            for output in failures
-            if row.cell in plan.cells[output] and row.runs
-        ]
-        notes = _general_notes(preset, setup) + failed
-        if name in extra_failures:
-            notes.append(f"Failed: {extra_failures[name]}")
-        section = Section(preset, rows, notes, known_extra(preset, setup), _command(preset, setup, choice))
-        if has_extra(preset) and not section.extra and name not in extra_failures:
-            notes.append(_absent(section, missing_hardware(preset, setup)))
-        if preset in chosen or any(row.runs for row in rows):
-            sections.append(section)
-    return sections
+    not_measured: dict[str, str],
+    command: str,
+) -> Section:
+    reasons = plan.reasons | {cell: f"failed: {why}" for run, why in failures.items() for cell in plan.cells[run]}
+    if not requested:
+        reasons = dict.fromkeys(preset.at(setup.scale), _NOT_REQUESTED) | reasons
+    rows = collect(preset, setup, reasons)
+    extra = known_extra(preset, setup)
+    notes = []
+    if setup.scale == "small" and preset.cells:
+        notes.append("At small scale data and networks are stand-ins, named in the table. The paper's are no target.")
+    notes += [  # one seed of several failed
+        f"{row.cell.title} ({row.network}, {row.data}), {run.name}: {reason}"
+        for row in rows
+        for run, reason in failures.items()
+        if row.cell in plan.cells[run] and row.runs
+    ]
+    if preset.name in not_measured:
+        notes.append(f"Failed: {not_measured[preset.name]}")
+    elif preset.has_extra and not extra:
+        hardware = _missing_hardware(preset, setup)
+        why = [hardware] if hardware else [row.reason for row in rows if not row.runs and row.reason]
+        notes.append(f"Not run{': ' + '; '.join(dict.fromkeys(why)) if why else ''}.")
+    return Section(preset, rows, notes, extra, command)
 
 
-def _absent(section: Section, hardware: str) -> str:
-    """Why there is no picture and no time."""
-    absent = [hardware] if hardware else [row.reason for row in section.rows if not row.runs]
-    told = [reason for reason in dict.fromkeys(absent) if reason]
-    return f"Not run{': ' + '; '.join(told) if told else ''}."
-
-
-def _general_notes(preset: Experiment, setup: Setup) -> list[str]:
-    if setup.scale == "full" or not preset.cells:
-        return []
-    return ["At small scale data and networks are stand-ins, named in the table; the paper's figures are no target."]
-
-
-def _command(preset: Experiment, setup: Setup, choice: Choice) -> str:
-    seeds = choice.seeds if choice.seeds is not None else preset.seeds(setup.scale)
-    words = ["semaug", "reproduce", preset.name, "--scale", setup.scale, "--output", str(setup.output)]
-    words += ["--seeds", *map(str, seeds)] if preset.cells else []
-    words += ["--data", str(setup.data)] if setup.data is not None else []
-    words += ["--epochs", str(setup.epochs)] if setup.epochs is not None else []
-    words += ["--select", setup.select] if setup.select != "val" else []
-    return shlex.join(words)
-
-
-def heading(setup: Setup) -> list[str]:
-    """What the figures are, in sentences."""
-    if setup.scale == "full":
-        lines = ["Full scale: the paper's settings on its data sets."]
-    else:
-        lines = [
-            "Small scale: the same experiments with small networks, few epochs and small images. It shows that all of "
-            "it runs; accuracies say nothing about the paper's claims."
-        ]
-    if setup.epochs is not None:
-        lines.append(
-            f"Every run has {setup.epochs} epoch{'s' if setup.epochs != 1 else ''}, other than the scale's own."
-        )
-    if setup.select == "test":
-        lines.append("The best epoch was chosen on the test split, as published code does: accuracies are too good.")
-    else:
-        lines.append("The best epoch was chosen on a validation split, and the test split was read once.")
-    return lines
-
-
-def _write(sections: Sequence[Section], setup: Setup) -> None:
-    lines = heading(setup)
-    write_json(setup.output / "results.json", to_json(sections, setup))
-    write_atomically(setup.output / "results.md", markdown(sections, setup, lines).encode())
-    write_atomically(setup.output / "report.html", render(sections, setup, lines).encode())
-
-
-def _print(sections: Sequence[Section], chosen: Sequence[Experiment], setup: Setup) -> None:
-    console = Console(highlight=False)
+def _markdown(sections: Sequence[Section], setup: Setup, heading: Sequence[str]) -> str:
+    lines = ["# Tables and figures of the paper", "", *heading, ""]
     for section in sections:
-        if section.experiment not in chosen:
-            continue
-        if section.rows:
-            console.print(rich_table(section, setup))
-            if setup.scale == "small":
-                console.print(f"  {stand_ins(section)}", markup=False, soft_wrap=True)
-        else:
-            console.print(f"{section.experiment.name}: {section.experiment.title}", markup=False)
-        for line in [*reasons(section), *section.extra.get("lines", []), *section.notes]:
-            console.print(f"  {line}", markup=False, soft_wrap=True)
-    console.print("\n".join(heading(setup)), markup=False, soft_wrap=True)
-    console.print(f"{setup.output}: report.html, results.json, results.md", markup=False, soft_wrap=True)
+        preset = section.experiment
+        lines += [f"## {preset.name}: {preset.title}", "", f"The paper: {preset.shows}", ""]
+        if section.rows and preset.kind != "pictures":
+            lines += [*section.table(setup).markdown(), ""]
+        lines += [preset.caption, "", *(f"- {line}" for line in [*section.extra.get("lines", []), *section.notes])]
+        lines += ["", f"    {section.command}", ""]
+    return "\n".join(lines)
+
+
+def _to_json(sections: Sequence[Section], setup: Setup) -> dict[str, Any]:
+    return {
+        "scale": setup.scale,
+        "epochs": setup.epochs,
+        "select": setup.select,
+        "paper": "The accuracies marked as the paper's are from Pu et al., IEEE TIP 2024. At small scale the data and "
+        "the networks differ from the paper's, and its accuracies are no target.",
+        "experiments": {
+            section.experiment.name: {
+                "title": section.experiment.title,
+                "command": section.command,
+                "cells": [row.to_json() for row in section.rows],
+                "notes": section.notes,
+                "extra": section.extra,
+            }
+            for section in sections
+        },
+    }

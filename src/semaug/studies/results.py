@@ -1,6 +1,6 @@
-"""What was measured: rows of a table, from the run directories alone, as JSON, Markdown and for the terminal.
+"""Results of experiments, read from the run directories: as JSON, Markdown and tables.
 
-A figure is shown only if a finished run gives it; everything else is "not run", with the reason where one is known.
+A number appears only if a finished run gives it. Everything else is "not run", with the reason if it is known.
 """
 
 import statistics
@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
-from semaug.studies.cells import DATASETS, Cell, Experiment, baseline
-from semaug.studies.paired import over_seeds
+from semaug.studies.cells import DATASETS, Cell, Experiment, Extra
+from semaug.studies.paired import mean_and_deviation
 from semaug.studies.scales import Setup, data_note, missing_data, stand_in, train_config
+from semaug.studies.tables import TextTable, signed, with_error
+from semaug.training.settings import given
 from semaug.util.errors import SemaugError
 from semaug.util.files import read_json
 
@@ -36,33 +36,34 @@ class SeedRun:
 
 @dataclass(frozen=True)
 class Row:
-    """A cell with the paper's figure and ours; accuracies in %, differences in points."""
+    """A cell with the paper's result and ours; accuracies in %, differences in points."""
 
     cell: Cell
     runs: tuple[SeedRun, ...]
-    reason: str  # why it was not run, if it was not
-    difference: float | None  # to the paper's figure; only where data and settings are the paper's
+    reason: str  # why the cell was not run
+    difference: float | None  # to the paper's result, if data and settings are the paper's
     gain: float | None  # over basic training, over the seeds that both have
     paper_gain: float | None
-    data: str  # what the cells of this scale stand on
-    network: str
+    data: str  # what the cell was trained on
+    network: str  # the network that was trained
 
     @property
     def mean(self) -> float | None:
-        return over_seeds([run.top1 for run in self.runs])[0]
+        """Mean accuracy over seeds."""
+        return mean_and_deviation([run.top1 for run in self.runs])[0]
 
     @property
     def spread(self) -> float | None:
         """Standard deviation over seeds."""
-        return over_seeds([run.top1 for run in self.runs])[1]
+        return mean_and_deviation([run.top1 for run in self.runs])[1]
 
     @property
     def ours(self) -> str:
-        if self.mean is None:
-            return NOT_RUN
-        return f"{self.mean:.1f}" if self.spread is None else f"{self.mean:.1f} ± {self.spread:.1f}"
+        """Our result as text."""
+        return NOT_RUN if self.mean is None else with_error(f"{self.mean:.1f}", self.spread)
 
     def to_json(self) -> dict[str, Any]:
+        """The row in plain types."""
         return {
             **asdict(self.cell),
             "title": self.cell.title,
@@ -81,174 +82,117 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment's part of the result."""
+    """The part of the result that belongs to one experiment."""
 
     experiment: Experiment
     rows: list[Row]
     notes: list[str] = field(default_factory=list)  # stand-ins, failures
-    extra: dict[str, Any] = field(default_factory=dict)  # what is not a run: times, pictures, the theorem
-    command: str = ""
+    extra: Extra = field(default_factory=dict)
+    command: str = ""  # that repeats it
 
-    @property
-    def measured(self) -> bool:
-        return any(row.runs for row in self.rows) or bool(self.extra)
+    def table(self, setup: Setup, short: bool = False) -> TextTable:
+        """The table of the section.
+
+        Args:
+            setup: The scale and folders.
+            short: Mark stand-ins with a star instead of naming them.
+        """
+        full = setup.scale == "full"
+        names = ["data set", "network", "method", "paper", "ours", "seeds", "paper − basic", "ours − basic"]
+        more: dict[str, dict[str, str]] = self.extra.get("columns", {})  # texts by setting and heading
+        headings = list(next(iter(more.values()), ()))
+        names += ["ours − paper"] * full + [*headings, "note"]
+        rows = []
+        for row in self.rows:
+            cell = row.cell
+            here = ("", "") if full else ("*", "*") if short else (f" (here {row.data})", f" (here {row.network})")
+            validated = "on the validation split" if any(run.split == "val" for run in row.runs) else ""
+            rows.append(
+                [
+                    DATASETS[cell.dataset] + here[0],
+                    cell.network + here[1],
+                    cell.title,
+                    "" if cell.paper is None else f"{cell.paper:.1f}",
+                    row.ours,
+                    " ".join(str(run.seed) for run in row.runs),
+                    signed(row.paper_gain),
+                    signed(row.gain),
+                    *([signed(row.difference)] if full else []),
+                    *(more.get(cell.setting, {}).get(heading, "") for heading in headings),
+                    validated if row.runs else row.reason,
+                ]
+            )
+        words = ("data set", "network", "method", "note")
+        return TextTable(names, rows, words, fold=("data set", "network"), always=("method", "ours"))
+
+    def terminal(self, setup: Setup) -> list[Table | str]:
+        """The table for the terminal, and the lines below it, which count the reasons of cells that were not run."""
+        heading = f"{self.experiment.name}: {self.experiment.title}"
+        reasons = Counter(row.reason for row in self.rows if not row.runs and row.reason)
+        lines = [f"{NOT_RUN}, {n} cell{'s' if n != 1 else ''}: {reason}" for reason, n in reasons.items()]
+        shown: list[Table | str] = [heading]
+        if self.rows:
+            wrap = ("data set", "network", "method")
+            shown = [self.table(setup, short=True).terminal(heading, wrap, hide=("note",), dim=NOT_RUN)]
+        if self.rows and setup.scale == "small":
+            names = {DATASETS[row.cell.dataset]: row.data for row in self.rows}
+            names |= {row.cell.network: row.network for row in self.rows}
+            lines.insert(0, "* stand-ins: " + "; ".join(f"{name}: {other}" for name, other in names.items()))
+        return [*shown, *(f"  {line}" for line in [*lines, *self.extra.get("lines", []), *self.notes])]
 
 
 def finished_runs(cell: Cell, setup: Setup) -> tuple[SeedRun, ...]:
-    """The finished runs of a cell, of whatever seeds there are."""
-    if cell.blocked or missing_world(cell, setup):
+    """Find the finished runs of a cell at the scale of `setup`, sorted by seed."""
+    if setup.scale == "small" and missing_data(cell.dataset, setup):
         return ()
-    first = train_config(cell, setup).output
-    assert first is not None
+    first = given(train_config(cell, setup).output)
     stem = first.name.removesuffix("0")
-    found = []
+    runs = []
     for run in first.parent.glob(f"{stem}*"):
         seed = run.name.removeprefix(stem)
         if not seed.isdecimal() or not (run / "model.safetensors").is_file():
             continue
-        with suppress(SemaugError, KeyError, TypeError):
+        with suppress(SemaugError, KeyError, TypeError):  # a damaged run counts as missing
             scores = read_json(run / "evaluation.json")
-            found.append(SeedRun(int(seed), 100 * float(scores["top1"]), str(scores["split"]), run))
-    return tuple(sorted(found, key=lambda run: run.seed))
-
-
-def missing_world(cell: Cell, setup: Setup) -> str:
-    """At small scale with a folder of one's own, the data sets that it does not stand for."""
-    return missing_data(cell.dataset, setup) if setup.scale == "small" else ""
+            runs.append(SeedRun(int(seed), 100 * float(scores["top1"]), str(scores["split"]), run))
+    return tuple(sorted(runs, key=lambda run: run.seed))
 
 
 def collect(experiment: Experiment, setup: Setup, reasons: Mapping[Cell, str]) -> list[Row]:
-    """The rows of an experiment; `reasons` tells why cells were not run."""
-    cells = experiment.at(setup.scale)
+    """Make the rows of an experiment, one for each cell.
+
+    Args:
+        experiment: The experiment.
+        setup: The scale and folders.
+        reasons: Why cells were not run.
+    """
+    cells, full = experiment.at(setup.scale), setup.scale == "full"
     runs = {cell: finished_runs(cell, setup) for cell in cells}
-    as_published = setup.scale == "full" and setup.epochs is None
     rows = []
     for cell in cells:
-        base = baseline(cell, cells)
-        mean = statistics.fmean(run.top1 for run in runs[cell]) if runs[cell] else None
-        known = mean is not None and cell.paper is not None and as_published
+        base = _baseline(cell, cells)
+        top1 = {run.seed: run.top1 for run in runs[cell]}
+        gains = [top1[run.seed] - run.top1 for run in (runs[base] if base else ()) if run.seed in top1]
+        paper, base_paper = cell.paper, base.paper if base else None
+        as_published = paper is not None and full and setup.epochs is None
         rows.append(
             Row(
                 cell,
                 runs[cell],
-                cell.blocked or reasons.get(cell) or missing_data(cell.dataset, setup),
-                mean - cell.paper if known and mean is not None and cell.paper is not None else None,
-                _gain(runs[cell], runs[base]) if base is not None else None,
-                cell.paper - base.paper if base and cell.paper is not None and base.paper is not None else None,
-                DATASETS[cell.dataset] if setup.scale == "full" else data_note(cell.dataset, setup),
-                cell.network if setup.scale == "full" or cell.blocked else stand_in(cell),
+                reasons.get(cell) or missing_data(cell.dataset, setup),
+                statistics.fmean(top1.values()) - paper if top1 and as_published and paper is not None else None,
+                mean_and_deviation(gains)[0],
+                paper - base_paper if paper is not None and base_paper is not None else None,
+                DATASETS[cell.dataset] if full else data_note(cell.dataset, setup),
+                cell.network if full else stand_in(cell),
             )
         )
     return rows
 
 
-def _gain(own: Sequence[SeedRun], base: Sequence[SeedRun]) -> float | None:
-    by_seed = {run.seed: run.top1 for run in base}
-    pairs = [run.top1 - by_seed[run.seed] for run in own if run.seed in by_seed]
-    return statistics.fmean(pairs) if pairs else None
-
-
-# ---------------------------------------------------------------------------------------------------------- tables
-
-
-def signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.1f}".replace("-", "−")
-
-
-def columns(section: Section, setup: Setup, short: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows as text; `short`: stand-ins are marked by a star, and explained below the table."""
-    full = setup.scale == "full"
-    names = ["data set", "network", "method", "paper", "ours", "seeds", "paper − basic", "ours − basic"]
-    names += ["ours − paper"] if full else []
-    if section.experiment.shapes:
-        names += ["10⁶ operations", "10⁶ parameters"]
-    names.append("note")
-    return names, [_texts(section, row, full, short) for row in section.rows]
-
-
-def _texts(section: Section, row: Row, full: bool, short: bool) -> list[str]:
-    cell = row.cell
-    here = ["", ""] if full else ["*", "*"] if short else [f" (here {row.data})", f" (here {row.network})"]
-    texts = [
-        DATASETS[cell.dataset] + here[0],
-        cell.network + ("" if cell.blocked else here[1]),
-        cell.title,
-        "" if cell.paper is None else f"{cell.paper:.1f}",
-        row.ours,
-        " ".join(str(run.seed) for run in row.runs),
-        signed(row.paper_gain),
-        signed(row.gain),
-    ]
-    if full:
-        texts.append(signed(row.difference))
-    if section.experiment.shapes:
-        texts += list(section.extra.get("shapes", {}).get(cell.setting, ("", "")))
-    splits = {run.split for run in row.runs}
-    note = "on the validation split" if "val" in splits else ""
-    return [*texts, note if row.runs else row.reason]
-
-
-def reasons(section: Section) -> list[str]:
-    """Why cells were not run, one line for each reason: in a terminal there is no room for them in the table."""
-    counts = Counter(row.reason for row in section.rows if not row.runs and row.reason)
-    return [f"{NOT_RUN}, {count} cell{'s' if count != 1 else ''}: {reason}" for reason, count in counts.items()]
-
-
-def stand_ins(section: Section) -> str:
-    """What stands in for the data sets and networks of a section at small scale."""
-    data = {DATASETS[row.cell.dataset]: row.data for row in section.rows}
-    networks = {row.cell.network: row.network for row in section.rows if not row.cell.blocked}
-    return "* stand-ins: " + "; ".join(f"{name}: {other}" for name, other in [*data.items(), *networks.items()])
-
-
-def rich_table(section: Section, setup: Setup) -> Table:
-    names, rows = columns(section, setup, short=True)
-    alike = [i for i in (0, 1) if len({row[i] for row in rows}) == 1]
-    used = [i for i, name in enumerate(names) if name in ("method", "ours") or any(row[i] for row in rows)]
-    used = [i for i in used if i not in alike and names[i] != "note"]
-    title = ", ".join([section.experiment.title, *(rows[0][i] for i in alike)])
-    table = Table(title=Text(f"{section.experiment.name}: {title}"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for i in used:
-        number = names[i] not in ("data set", "network", "method")
-        heading = names[i].replace(" ", "\n") if number else names[i]
-        table.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number)
-    for row in rows:
-        style = "dim" if row[4] == NOT_RUN else None
-        table.add_row(*(Text(row[i]) for i in used), style=style)
-    return table
-
-
-def markdown(sections: Sequence[Section], setup: Setup, heading: Sequence[str]) -> str:
-    lines = ["# Tables and figures of the paper", "", *heading, ""]
-    for section in sections:
-        lines += [f"## {section.experiment.name}: {section.experiment.title}", ""]
-        lines += [f"The paper: {section.experiment.shows}", ""]
-        if section.rows and section.experiment.kind != "pictures":
-            names, rows = columns(section, setup)
-            lines += ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-            lines += ["| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in rows] + [""]
-        lines += [section.experiment.caption, ""]
-        lines += [f"- {line}" for line in section.extra.get("lines", [])]
-        lines += [f"- {note}" for note in section.notes]
-        lines += ["", f"    {section.command}", ""]
-    return "\n".join(lines)
-
-
-def to_json(sections: Sequence[Section], setup: Setup) -> dict[str, Any]:
-    return {
-        "scale": setup.scale,
-        "epochs": setup.epochs,
-        "select": setup.select,
-        "paper": "accuracies marked as the paper's are from Pu et al., IEEE TIP 2024; at small scale the data and the "
-        "networks are others, and they are no target",
-        "experiments": {
-            section.experiment.name: {
-                "title": section.experiment.title,
-                "command": section.command,
-                "cells": [row.to_json() for row in section.rows],
-                "notes": section.notes,
-                "extra": {key: value for key, value in section.extra.items() if key not in ("html", "png")},
-            }
-            for section in sections
-        },
-    }
+def _baseline(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+    """The cell of plain training on the same data with the same network, unless it is `cell` itself."""
+    for other in cells:
+        if other.method == "basic" and (other.dataset, other.network) == (cell.dataset, cell.network):
+            return other if other is not cell else None
+    return None

@@ -1,132 +1,161 @@
-"""Training runs in processes of their own, several at once; one that fails does not end the others."""
+"""Training runs in worker processes, several at a time."""
 
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
 
-from semaug.training.settings import TrainConfig
+from semaug.training.settings import TrainConfig, given
 from semaug.util.errors import SemaugError
 from semaug.util.progress import Progress, duration
 
-Outcome = str | None
-"""None for a run that is complete, else the reason why it is not, in one sentence."""
 
-
-@dataclass
-class _Worker:
-    process: BaseProcess
-    pipe: Connection
-    config: TrainConfig | None = None
-
-
-def run_all(
+def train_all(
     configs: Sequence[TrainConfig],
     jobs: int,
-    threads: int | None,
     logs: Path,
-    done: Callable[[TrainConfig, Outcome], None],
-) -> dict[Path, Outcome]:
-    """Train as configured, `jobs` runs at once; what runs print goes to files in `logs`. `done` hears of each one.
+    progress: Progress,
+    *,
+    finished: int = 0,
+    threads: int | None = None,
+) -> dict[Path, str]:
+    """Train several runs in worker processes; a run that fails does not end the others.
 
-    Each has `threads` threads; its share of the cores if not given.
+    SIGINT or SIGTERM ends all runs. Each saves its state, so that the same call resumes it.
+
+    Args:
+        configs: Settings of the runs; each has an `output`.
+        jobs: Number of runs at a time. Worker number i uses GPU i modulo the number of GPUs.
+        logs: Folder for what the runs print, one file for each run.
+        progress: Where to report finished runs and the remaining time.
+        finished: Number of runs that were finished before, for the first message.
+        threads: CPU threads of each run; None for an equal share of the cores.
+
+    Returns:
+        For each run that failed, by its directory, the reason in one sentence.
     """
-    waiting = list(reversed(configs))
-    outcomes: dict[Path, Outcome] = {}
+    total = len(configs)
+    progress.say(f"{total} run{'s' if total != 1 else ''} to train, {finished} finished already")
+    if not configs:
+        return {}
     logs.mkdir(parents=True, exist_ok=True)
-    jobs = min(jobs, len(waiting))
-    threads = threads or max(1, (os.cpu_count() or 1) // max(1, jobs))
-    workers: list[_Worker] = []
+    jobs = min(jobs, total)
+    threads = threads or max(1, (os.cpu_count() or 1) // jobs)
+    workers = [_Worker(number, threads, logs) for number in range(jobs)]
+    idle, waiting, failures = list(workers), deque(configs), dict[Path, str]()
+    running: dict[Future[str | None], tuple[_Worker, TrainConfig]] = {}
+    started, others = time.monotonic(), set(active_children())
     try:
-        workers.extend(_start(place, threads, logs) for place in range(jobs))
-        for worker in workers:
-            _next(worker, waiting)
-        while busy := [worker for worker in workers if worker.config is not None]:
-            ready = wait([worker.pipe for worker in busy])
-            for place, worker in enumerate(workers):
-                if worker.config is None or worker.pipe not in ready:
-                    continue
-                config, outcome = worker.config, _outcome(worker)
-                assert config.output is not None
-                outcomes[config.output] = outcome
-                worker.config = None
-                done(config, outcome)
-                if not worker.process.is_alive() and waiting:
-                    workers[place] = worker = _start(place, threads, logs)
-                _next(worker, waiting)
+        with progress.task("runs", total) as advance:
+            while waiting or running:
+                while idle and waiting:
+                    worker, config = idle.pop(), waiting.popleft()
+                    running[worker.submit(config)] = worker, config
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    worker, config = running.pop(future)
+                    reason, run = worker.outcome(future), given(config.output)
+                    idle.append(worker)
+                    if reason is not None:
+                        failures[run] = reason
+                    done = total - len(waiting) - len(running)
+                    left = duration((time.monotonic() - started) / done * (total - done))
+                    progress.say(
+                        f"[{done}/{total}] {run.name} {f'failed: {reason}' if reason else 'done'} · {left} left"
+                    )
+                    advance(done, total)
+    except BaseException:
+        for process in set(active_children()) - others:
+            process.terminate()  # training saves its state
+        raise
     finally:
         for worker in workers:
-            worker.process.terminate()
-        for worker in workers:
-            worker.process.join()
-    return outcomes
-
-
-def run_and_tell(
-    configs: Sequence[TrainConfig], finished: int, jobs: int, threads: int | None, logs: Path, progress: Progress
-) -> dict[Path, str]:
-    """Train as :func:`run_all` does and say how far it is; returns the reasons of the runs that failed."""
-    total = len(configs)
-    progress.say(f"{total} run{'s' if total != 1 else ''} to make, {finished} made before")
-    if not total:
-        return {}
-    started, count = time.monotonic(), 0
-    failures: dict[Path, str] = {}
-    with progress.task("runs", total) as advance:
-
-        def done(config: TrainConfig, reason: Outcome) -> None:
-            nonlocal count
-            count += 1
-            assert config.output is not None
-            left = duration((time.monotonic() - started) / count * (total - count))
-            if reason is not None:
-                failures[config.output] = reason
-            outcome = "done" if reason is None else f"failed: {reason}"
-            progress.say(f"[{count}/{total}] {config.output.name} {outcome} · {left} left")
-            advance(count, total)
-
-        run_all(configs, jobs, threads, logs, done)
+            worker.close()
     return failures
 
 
-def _start(place: int, threads: int, logs: Path) -> _Worker:
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    with _environment(place, threads):
-        process = context.Process(target=_work, args=(theirs, threads, logs), daemon=False)
-        process.start()
-    theirs.close()
-    return _Worker(process, ours)
+def default_jobs(small: bool = False) -> int:
+    """Choose how many runs to train at a time.
+
+    Args:
+        small: Whether the runs are too small to use several cores.
+
+    Returns:
+        One run for each GPU. Without a GPU one run, or, if they are small, one for each of up to 8 cores.
+    """
+    return len(_gpus()) or (min(8, os.cpu_count() or 1) if small else 1)
 
 
-@contextmanager
-def _environment(place: int, threads: int) -> Iterator[None]:
-    """What a new process finds in its environment: its share of the threads, and one of the GPUs."""
-    values = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    gpus = _gpus()
-    if gpus:
-        values["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
+def reason_of(error: BaseException) -> str:
+    """Summarise an unexpected error in one line.
+
+    Args:
+        error: The error.
+
+    Returns:
+        The class of the error and the first line of its message; the message alone for a :class:`SemaugError`.
+    """
+    lines = str(error).strip().splitlines()
+    if isinstance(error, SemaugError):
+        return str(error)
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+class _Worker:
+    """A process that trains one run after another; it is replaced if it is killed."""
+
+    def __init__(self, number: int, threads: int, logs: Path) -> None:
+        self.number, self.threads, self.logs = number, threads, logs
+        self.pool: ProcessPoolExecutor | None = None
+
+    def submit(self, config: TrainConfig) -> "Future[str | None]":
+        if self.pool is None:
+            self.pool = ProcessPoolExecutor(1, get_context("spawn"), _start, (self.threads,))
+        try:
+            with self._environment():
+                return self.pool.submit(_train, config, self.logs / f"{given(config.output).name}.log")
+        except BrokenProcessPool:  # killed while it was idle
+            self.close()
+            return self.submit(config)
+
+    def outcome(self, future: "Future[str | None]") -> str | None:
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            self.close()
+            return "its process was killed, perhaps for lack of memory"
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+            self.pool = None
+
+    @contextmanager
+    def _environment(self) -> Iterator[None]:
+        """Set what the process must find in its environment when torch is imported: threads, and one GPU."""
+        values = {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        if gpus := _gpus():
+            values["CUDA_VISIBLE_DEVICES"] = gpus[self.number % len(gpus)]
+        before = dict(os.environ)
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name in values:
                 del os.environ[name]
-            else:
-                os.environ[name] = value
+            os.environ.update({name: before[name] for name in values if name in before})
 
 
 def _gpus() -> list[str]:
-    """The GPUs that there are, by the names that CUDA_VISIBLE_DEVICES takes."""
+    """The GPUs by the names that CUDA_VISIBLE_DEVICES takes."""
     import torch
 
     count = torch.cuda.device_count()
@@ -134,86 +163,39 @@ def _gpus() -> list[str]:
     return named.split(",")[:count] if named else [str(i) for i in range(count)]
 
 
-def default_jobs(scale: str) -> int:
-    """One run for each GPU; without one, small runs on each core and large ones on all cores."""
-    return len(_gpus()) or (min(8, os.cpu_count() or 1) if scale == "small" else 1)
+# In the worker process:
 
 
-def _next(worker: _Worker, waiting: list[TrainConfig]) -> None:
-    if waiting and worker.process.is_alive():
-        worker.config = waiting.pop()
-        with suppress(OSError):  # it has just ended, which waiting for its answer will tell
-            worker.pipe.send(worker.config)
-
-
-def _outcome(worker: _Worker) -> Outcome:
-    try:
-        outcome: Outcome = worker.pipe.recv()
-    except (EOFError, OSError):
-        worker.process.join()
-        code = worker.process.exitcode or 0
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"its process ended early ({how})"
-    return outcome
-
-
-# ------------------------------------------------------------------------------------------------ in the process
-
-
-def _work(pipe: Connection, threads: int, logs: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _start(threads: int) -> None:
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
-    while True:
-        try:
-            config: TrainConfig = pipe.recv()
-        except (EOFError, OSError):
-            return
-        assert config.output is not None
-        with _printing_to(logs / f"{config.output.name}.log"):
-            outcome = _train(config)
-        pipe.send(outcome)
 
 
 def _end_with_parent() -> None:
-    """A run must not go on when nobody waits for it: the next one would meet it in the same directory."""
-    parent = parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
+    """End when the parent is killed: the next call must not find another process in the same run directory."""
+    connection.wait([given(parent_process()).sentinel])
     os._exit(1)
 
 
-@contextmanager
-def _printing_to(log: Path) -> Iterator[None]:
-    import sys
-
-    with open(log, "a", encoding="utf-8") as file:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-
-
-def _train(config: TrainConfig) -> Outcome:
-    import traceback
-
+def _train(config: TrainConfig, log: Path) -> str | None:
+    """Train one run; return None, or the reason why it failed."""
     from semaug.report import write_report
     from semaug.training.trainer import train
 
+    with open(log, "a", encoding="utf-8") as file:  # the descriptors, for messages of libraries and child processes too
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     try:
         folder = train(config)
         write_report([folder], folder / "report.html")
-    except SemaugError as error:
-        return str(error)
-    except Exception as error:  # whatever it is, the other runs go on; the log has all of it
-        traceback.print_exc()
-        lines = str(error).strip().splitlines()
-        return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    except (Exception, KeyboardInterrupt) as error:
+        if not isinstance(error, SemaugError):
+            traceback.print_exc()
+        return reason_of(error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
     return None

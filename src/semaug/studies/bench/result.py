@@ -1,4 +1,4 @@
-"""What was measured: as tables, as JSON and as a chart."""
+"""Results of the benchmark: as JSON, as tables and as a chart."""
 
 import platform
 import statistics
@@ -15,7 +15,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from semaug.studies.bench.settings import PLAIN, STEPS, BenchConfig, Part
+from semaug.studies.bench.settings import PLAIN, STEPS, BenchConfig, UpdatePart
 from semaug.training.settings import given
 
 OUT_OF_MEMORY = "out of memory"
@@ -23,24 +23,20 @@ OUT_OF_MEMORY = "out of memory"
 
 @dataclass
 class Timing:
-    """What was measured of one method."""
+    """The measurement of one variant."""
 
     title: str
-    seconds: list[float] = field(default_factory=list)  # per step, one for each repetition from the first on
-    memory: int | None = None  # bytes
-    failure: str | None = None  # one sentence
+    seconds: list[float] = field(default_factory=list)  # per step, one value for each repetition
+    memory: int | None = None  # peak in bytes; None on a CPU
+    failure: str | None = None  # why it could not be measured, in one sentence
     steps: int = STEPS  # in a repetition
-
-    @property
-    def turns(self) -> str:
-        return _turns(len(self.seconds), self.steps)
 
 
 @dataclass(frozen=True)
 class Agreement:
     """Cosine of two meta-gradients, and their distance relative to the length of the second."""
 
-    part: Part
+    part: UpdatePart
     of: str
     against: str
     cosine: float
@@ -49,136 +45,116 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Result:
-    """What :func:`measure` found; `config` has all defaults filled in."""
+    """What was measured; `config` has all defaults filled in."""
 
     config: BenchConfig
     device: str
     timings: dict[str, Timing]
-    reference: str | None = None  # what the reference for the meta-gradients is
-    agreements: list[Agreement] | None = None  # None: not compared yet
-    notes: list[str] = field(default_factory=list)  # on the comparison
+    reference: str | None = None  # of the meta-gradients
+    agreements: list[Agreement] | None = None  # None before the comparison
+    notes: list[str] = field(default_factory=list)  # what the comparison left out, or could not compute
 
     @property
-    def measured(self) -> list[Timing]:
-        return [timing for timing in self.timings.values() if timing.failure is None]
-
-    @property
-    def repetitions(self) -> int:
-        return max(len(timing.seconds) for timing in self.measured)
-
-    @property
-    def steps(self) -> int:
-        return max(timing.steps for timing in self.measured)
+    def _usual(self) -> tuple[int, int]:
+        """Repetitions, and steps in each, of the variants that are not slow."""
+        measured = [timing for timing in self.timings.values() if timing.failure is None]
+        return max(len(timing.seconds) for timing in measured), max(timing.steps for timing in measured)
 
     def ratio(self, name: str) -> tuple[float, float | None] | None:
-        """Median and spread of a method's time relative to plain training's in the same repetition."""
+        """Compare the time of a variant with plain training in the same repetition.
+
+        Args:
+            name: Name of the variant.
+
+        Returns:
+            Median and spread of the ratios; None if either failed.
+        """
         own, plain = self.timings[name], self.timings[PLAIN]
         if own.failure or plain.failure:
             return None
         return median_and_spread([a / b for a, b in zip(own.seconds, plain.seconds, strict=False)])
 
-    def memory_ratio(self, name: str) -> float | None:
-        """A method's peak of memory relative to plain training's."""
-        own, plain = self.timings[name].memory, self.timings[PLAIN].memory
-        return own / plain if own is not None and plain else None
-
     def heading(self) -> list[str]:
-        """What was measured, and where."""
+        """Two lines that name the settings and the machine."""
         count = torch.get_num_threads()
-        cuda = str(self.config.device).startswith("cuda")
-        threads = "" if cuda else f", {count} thread{'s' if count != 1 else ''}"
+        threads = "" if self.config.on_cuda else f", {count} thread{'s' if count != 1 else ''}"
         return [str(self.config), f"{self.device}{threads}, torch {torch.__version__}"]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it in plain types; times in milliseconds, memory in bytes."""
+        """All numbers in plain types: times in milliseconds, memory in bytes."""
         images = 2 * given(self.config.half)
+        plain_memory = self.timings[PLAIN].memory
         rows: dict[str, Any] = {}
         for name, timing in self.timings.items():
             rows[name] = {"title": timing.title, "failure": timing.failure}
             if timing.failure:
                 continue
-            middle, spread = median_and_spread(timing.seconds)
+            milliseconds = [1e3 * seconds for seconds in timing.seconds]
+            middle, spread = median_and_spread(milliseconds)
             ratio, ratio_spread = self.ratio(name) or (None, None)
             rows[name] |= {
-                "ms_per_step": 1e3 * middle,
-                "ms_per_step_spread": None if spread is None else 1e3 * spread,
-                "ms_per_image": 1e3 * middle / images,
+                "ms_per_step": middle,
+                "ms_per_step_spread": spread,
+                "ms_per_image": middle / images,
                 "ratio": ratio,
                 "ratio_spread": ratio_spread,
-                "repetitions": len(timing.seconds),
+                "repetitions": len(milliseconds),
                 "steps_per_repetition": timing.steps,
-                "ms_per_step_by_repetition": [1e3 * seconds for seconds in timing.seconds],
+                "ms_per_step_by_repetition": milliseconds,
             }
             if timing.memory is not None:
-                rows[name] |= {"peak_memory": timing.memory, "peak_memory_ratio": self.memory_ratio(name)}
-        cuda = str(self.config.device).startswith("cuda")
+                share = timing.memory / plain_memory if plain_memory else None
+                rows[name] |= {"peak_memory": timing.memory, "peak_memory_ratio": share}
+        compared = None
+        if self.agreements is not None:
+            compared = {"reference": self.reference, "agreement": [asdict(row) for row in self.agreements]}
         return {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": versions(),
             "device": self.device,
-            "threads": None if cuda else torch.get_num_threads(),
+            "threads": None if self.config.on_cuda else torch.get_num_threads(),
             "settings": {**asdict(self.config), "output": str(self.config.output)},
-            "repetitions": self.repetitions,
-            "steps_per_repetition": self.steps,
+            "repetitions": self._usual[0],
+            "steps_per_repetition": self._usual[1],
             "images_per_step": images,
             "methods": rows,
-            "meta_gradient": None
-            if self.agreements is None
-            else {"reference": self.reference, "agreement": [asdict(row) for row in self.agreements]},
+            "meta_gradient": compared,
             "notes": self.notes,
         }
 
     def costs(self) -> Group:
-        """Time and memory for a person."""
-        sentences = [
-            f"{t.title}: {t.failure}" for t in self.timings.values() if t.failure and t.failure != OUT_OF_MEMORY
-        ]
-        usual = _turns(self.repetitions, self.steps)
-        slow = [f"{timing.title} ({timing.turns})" for timing in self.measured if timing.turns != usual]
-        if slow:
-            sentences.append(f"slow, so in fewer or shorter turns: {', '.join(slow)}")
-        return Group("", self._costs(usual), "", *map(Text, sentences))
+        """Time and memory as a table for the terminal."""
+        rows = self.to_json()["methods"].values()
+        memory = any("peak_memory" in row for row in rows)
+        numbers = ("ms/step", "ms/image", "× plain", *(("GB", "× plain") if memory else ()))
+        table = _table(_turns(*self._usual), ("method",), numbers)
+        lines, slow = [], []
+        for row in rows:
+            if row["failure"]:
+                table.add_row(row["title"], _short(row["failure"]))
+                lines += [f"{row['title']}: {row['failure']}"] if row["failure"] != OUT_OF_MEMORY else []
+                continue
+            share = row.get("peak_memory_ratio")
+            texts = [
+                _with_spread(row["ms_per_step"], row["ms_per_step_spread"]),
+                _digits(row["ms_per_image"]),
+                "–" if row["ratio"] is None else _with_spread(row["ratio"], row["ratio_spread"]),
+                _gigabytes(row["peak_memory"]) if "peak_memory" in row else "–",
+                "–" if share is None else f"{share:.2f}",
+            ]
+            table.add_row(row["title"], *texts[: len(numbers)])
+            turns = row["repetitions"], row["steps_per_repetition"]
+            slow += [f"{row['title']} ({_turns(*turns)})"] if turns != self._usual else []
+        lines += [f"slow, measured in fewer or shorter turns: {', '.join(slow)}"] if slow else []
+        return Group("", table, "", *map(Text, lines))
 
     def comparison(self) -> Group:
-        """The agreement of the meta-gradients for a person."""
-        tables: list[Any] = ["", self._agreement(self.agreements), ""] if self.agreements else []
-        return Group(*tables, *map(Text, self.notes))
-
-    def _costs(self, turns: str) -> Table:
-        memory = any(timing.memory is not None for timing in self.timings.values())
-        table = _table(turns)
-        table.add_column("method")
-        for heading in ("ms/step", "ms/image", "× plain", *(["GB", "× plain"] if memory else [])):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for name, timing in self.timings.items():
-            if timing.failure:
-                table.add_row(timing.title, _short(timing.failure))
-                continue
-            middle, spread = median_and_spread([1e3 * seconds for seconds in timing.seconds])
-            ratio = self.ratio(name)
-            cells = [
-                _with_spread(middle, spread),
-                _digits(middle / (2 * given(self.config.half))),
-                "–" if ratio is None else _with_spread(*ratio),
-            ]
-            if memory:
-                share = self.memory_ratio(name)
-                cells += [
-                    "–" if timing.memory is None else _gigabytes(timing.memory),
-                    "–" if share is None else f"{share:.2f}",
-                ]
-            table.add_row(timing.title, *cells)
-        return table
-
-    def _agreement(self, agreements: Sequence[Agreement]) -> Table:
-        table = _table("meta-gradient of CovNet: cosine and relative error")
-        for heading in ("part", "engine", "against"):
-            table.add_column(heading, no_wrap=True)
-        for heading in ("cosine", "error"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for row in agreements:
+        """The agreement of the meta-gradients as a table for the terminal."""
+        title = "meta-gradient of CovNet: cosine and relative error"
+        table = _table(title, ("part", "engine", "against"), ("cosine", "error"))
+        for row in self.agreements or ():
             table.add_row(row.part, row.of, row.against, f"{row.cosine:.6f}", f"{row.relative_error:.1e}")
-        return table
+        return Group(*(("", table, "") if self.agreements else ()), *map(Text, self.notes))
 
     def chart(self) -> str:
         """Draw times relative to plain training, with their spread.
@@ -207,38 +183,72 @@ class Result:
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """The median, and half of the interquartile range; a single value has no spread."""
+    """Summarise repeated measurements.
+
+    Args:
+        values: At least one value.
+
+    Returns:
+        The median, and half of the interquartile range; None for the latter if there is one value.
+    """
     if len(values) == 1:
         return values[0], None
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return middle, (high - low) / 2
 
 
+def sentence(error: BaseException) -> str:
+    """Summarise an error in one line.
+
+    Args:
+        error: The error.
+
+    Returns:
+        "out of memory", the first line of the message, or the name of the error's class.
+    """
+    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return OUT_OF_MEMORY
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def versions() -> dict[str, str]:
-    """Versions of what the figures depend on."""
+    """Versions of the software that results depend on."""
     import timm
 
     import semaug
 
-    found = {"torch": torch.__version__, "timm": timm.__version__, "semaug": semaug.__version__}
-    return {name: str(version) for name, version in found.items()} | {"python": platform.python_version()}
+    packages = {"torch": torch.__version__, "timm": timm.__version__, "semaug": semaug.__version__}
+    return {name: str(version) for name, version in packages.items()} | {"python": platform.python_version()}
 
 
 def device_name(device: torch.device) -> str:
-    """What the GPU or CPU is called."""
+    """Name the GPU or CPU.
+
+    Args:
+        device: A torch device.
+
+    Returns:
+        Its name as the system reports it.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    with suppress(OSError):  # Linux; elsewhere Python knows
+    with suppress(OSError):  # Linux
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 
-def _table(title: str) -> Table:
+def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
     """A table without borders, narrow enough for 80 columns."""
     look: dict[str, Any] = {"show_edge": False, "pad_edge": False, "collapse_padding": True}
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, **look)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, **look)
+    for heading in words:
+        table.add_column(heading, no_wrap=len(words) > 1)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def _turns(repetitions: int, steps: int) -> str:
@@ -247,7 +257,7 @@ def _turns(repetitions: int, steps: int) -> str:
 
 
 def _short(failure: str | None) -> str:
-    """A failure in a word or two; the sentence itself may be long."""
+    """A failure in a word or two, for tables."""
     return "–" if failure is None else failure if failure == OUT_OF_MEMORY else "failed"
 
 
@@ -256,7 +266,7 @@ def _gigabytes(count: int) -> str:
 
 
 def _digits(value: float) -> str:
-    """A number with about three digits that matter."""
+    """A number with about three significant digits."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

@@ -1,21 +1,22 @@
 """Figure "quality of the learned features": t-SNE of features of look-alike classes, basic beside learnable.
 
 **Settings of the paper.** CUB-200-2011, ResNet-50 as in the table of data sets; groups of more than five look-alike
-species (flycatchers, say).
+species (such as flycatchers).
 
-**The paper's figures.** Pictures, no numbers: classes are more compact and further apart with learnable augmentation.
+**The paper's results.** Pictures, no numbers: classes are more compact and further apart with learnable augmentation.
 
-**Expected time at full scale.** The runs are those of the table of data sets (seed 0); the pictures take minutes.
+**Time at full scale.** The runs are those of the table of data sets (seed 0); the pictures take minutes.
 """
 
 from semaug.studies.cells import Cell, Experiment
 
 EXPERIMENT = Experiment(
     name="figure-tsne",
+    order=130,
     title="Features of look-alike classes",
     line="t-SNE of features, basic beside learnable, on CUB-200-2011",
-    shows="With learnable augmentation the features of a class lie closer together and further from other classes.",
-    caption="t-SNE keeps neighbours, not distances; read it with the numbers beside it.",
+    shows="With learnable augmentation the features of a class are closer together and further from other classes.",
+    caption="t-SNE preserves neighbours, not distances; read it with the numbers beside it.",
     cells=(Cell("basic"), Cell("learnable")),
     small_seeds=(0,),
     kind="pictures",

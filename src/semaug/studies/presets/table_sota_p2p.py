@@ -1,30 +1,25 @@
 """Table "state of the art": published results on CUB-200-2011, and the method combined with P2P-Net.
 
 **Settings of the paper.** P2P-Net (ResNet-50) as in its own paper; λ0 = 5, CovNet of hidden width D/2, a meta update
-every ten half steps, on the loss of the final (concatenated) classifier alone.
+every ten half steps, on the loss of the final (concatenated) classifier only.
 
-**The paper's figures**, top-1 in %: P2P-Net 90.2, with ISDA 90.4, with learnable augmentation 91.0; results of 17 other
-methods as they published them are in `published.json`, with the base model and the entry of the paper's bibliography.
+**The paper's results**, top-1 in %: P2P-Net 90.2, with ISDA 90.4, with learnable augmentation 91.0. The published
+results of 17 other methods are in `published.json`, with the base model and the entry of the paper's bibliography.
 
-**Expected time at full scale.** Not measured. P2P-Net sends five images through the network for one, for 300 epochs:
+**Time at full scale.** Not measured. P2P-Net passes five images through the network for each image, for 300 epochs:
 about fifteen times the training of ResNet-50 in the table of data sets, whose cells are used here too.
 """
 
-from semaug.studies.cells import Cell, Experiment
+from semaug.studies.cells import Experiment, method_cells
 
 EXPERIMENT = Experiment(
     name="table-sota-p2p",
+    order=30,
     title="Published results on CUB-200-2011, and P2P-Net",
     line="published results on CUB-200-2011 beside ours, and the method with P2P-Net",
     shows="Learnable augmentation raises P2P-Net from 90.2 to 91.0, above 17 published results.",
     caption="Results of other methods are as published, collected by the paper; none of them was run here.",
-    cells=(
-        Cell("basic", paper=84.5),
-        Cell("isda", paper=85.3),
-        Cell("learnable", paper=86.7),
-        Cell("basic", network="P2P-Net", paper=90.2),
-        Cell("isda", network="P2P-Net", paper=90.4, strength=5.0),
-        Cell("learnable", network="P2P-Net", paper=91.0, strength=5.0),
-    ),
+    cells=method_cells("network", {"ResNet-50": (84.5, 85.3, 86.7)})
+    + method_cells("network", {"P2P-Net": (90.2, 90.4, 91.0)}, strength=5.0),
     published=True,
 )

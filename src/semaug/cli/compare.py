@@ -1,0 +1,150 @@
+"""`semaug compare`: compare methods on one data set."""
+
+import io
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar, cast
+
+import tyro
+from rich.console import Console
+
+from semaug.cli.common import Command, command_line, with_flags
+from semaug.studies.grid import Candidate, CompareConfig
+from semaug.training.methods import Augmentation
+from semaug.training.settings import TrainConfig
+from semaug.util.errors import SettingError, TrainingError
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class _Augmentation(Augmentation):
+    """The settings of the augmentation that all runs share; the suppressed ones differ between runs."""
+
+    strength: Annotated[float | None, tyro.conf.Suppress] = None
+    frozen_blocks: Annotated[int, tyro.conf.Suppress] = 0
+
+
+@dataclass(frozen=True)
+class _Training(TrainConfig):
+    """The settings that all runs share; the suppressed ones differ between runs."""
+
+    model: Annotated[str | None, tyro.conf.Suppress] = None
+    weights: Annotated[Path | None, tyro.conf.Suppress] = None
+    method: Annotated[str, tyro.conf.Suppress] = "learnable"
+    output: Annotated[Path | None, tyro.conf.Suppress] = None
+    seed: Annotated[int, tyro.conf.Suppress] = 0
+    resume: Annotated[bool, tyro.conf.Suppress] = True
+    augmentation: _Augmentation = field(default_factory=_Augmentation)
+
+
+@dataclass(frozen=True)
+class Compare(Command):
+    """Find the best method for your images: train with each, over several seeds, and compare them in pairs.
+
+    Runs have equal settings except for method, network, strength and seed. Finished runs are not repeated, interrupted
+    ones are resumed, and one that fails does not end the others. The table shows mean and spread over the seeds, and
+    differences to the first method with their standard errors. comparison.json holds every run.
+    """
+
+    resumable: ClassVar[bool] = True
+
+    method: tuple[str, ...] = ("basic", "constant", "isda", "learnable")
+    """Methods to compare. The first is the baseline. In quotes, a method may have its own options of semaug train, as
+    in "learnable --fixed-trace 0.5"."""
+    model: tuple[str, ...] | None = None
+    """Networks, each of which is used with every method: timm names, or torchvision/NAME. Default: resnet50; on the
+    embedded birds our small network."""
+    strength: tuple[float, ...] | None = None
+    """λ0: the strengths to try, for methods that augment features. Default: that of the method (semaug train)."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds. Each also draws the validation split if the data has none."""
+    weights: tuple[str, ...] = ()
+    """MODEL=FILE: weights to start from, for each network its own file. FILE alone if there is one network."""
+    frozen_blocks: tuple[str, ...] = ()
+    """Freeze the stem and the first N blocks in the pseudo update: N for every network, or MODEL=N for one of them."""
+    jobs: int | None = None
+    """Number of runs at a time. Default: one for each GPU. Times are compared if runs were trained one by one."""
+    output: Path = Path("runs/compare")
+    """Folder of the runs, the tables and the report."""
+    training: _Training = field(default_factory=_Training)
+
+    def run(self) -> None:
+        """Train what is missing, and print the comparison."""
+        from semaug.studies.compare import compare
+
+        comparison = compare(self.config())
+        console = Console(highlight=False)
+        console.print(comparison.table())
+        for line in comparison.lines:
+            console.print(with_flags(line, self), markup=False, soft_wrap=True)
+        console.print(f"{self.output}: comparison.md, comparison.json", markup=False, soft_wrap=True)
+        if comparison.failed:
+            logs = self.output / "logs"
+            raise TrainingError(f"{len(comparison.failed)} of the runs failed, see above; their logs are in {logs}")
+
+    def config(self) -> CompareConfig:
+        """The options as settings of the library.
+
+        Raises:
+            SettingError: If a method's own options, or an option with values for networks, cannot be read.
+        """
+        weights = _by_network("weights", self.weights, lambda text: Path(text).expanduser())
+        frozen = _by_network("frozen_blocks", self.frozen_blocks, _whole_number)
+        augmentation = replace(_as(Augmentation, self.training.augmentation), frozen_blocks=frozen.pop("", 0))
+        training = replace(_as(TrainConfig, self.training), weights=weights.pop("", None), augmentation=augmentation)
+        return CompareConfig(
+            method=tuple(map(_candidate, self.method)),
+            model=self.model,
+            strength=self.strength,
+            seeds=self.seeds,
+            weights=weights,
+            frozen_blocks=frozen,
+            jobs=self.jobs,
+            output=self.output,
+            training=training,
+            command=command_line("compare", self),
+        )
+
+
+def _as(kind: type[Value], options: Any) -> Value:
+    """The same options as another dataclass."""
+    return kind(**{option.name: getattr(options, option.name) for option in fields(cast(Any, kind))})
+
+
+def _candidate(text: str) -> Candidate:
+    """Read a method and its own options: "learnable --fixed-trace 0.5"."""
+    try:
+        method, *words = shlex.split(text) or [""]
+    except ValueError as error:
+        raise SettingError(f"`method` {text}: {str(error).lower()}") from error
+    options = shlex.join(words)
+    try:
+        with redirect_stderr(io.StringIO()):  # tyro's own message is about a command that was not typed
+            parsed = tyro.cli(TrainConfig, args=words, config=(tyro.conf.OmitArgPrefixes,))
+    except SystemExit as error:
+        raise SettingError(f"{options!r} are not options of semaug train") from error
+    values = vars(parsed.augmentation) | vars(parsed)
+    names = [word.partition("=")[0][2:].replace("-", "_") for word in words if word.startswith("--")]
+    names = [name if name in values else name.removeprefix("no_") for name in names]
+    return Candidate(method, {name: values[name] for name in names}, options)
+
+
+def _by_network(option: str, texts: Sequence[str], read: Callable[[str], Value]) -> dict[str, Value]:
+    """Read "VALUE", for every network (key ""), and "MODEL=VALUE", for one network."""
+    values: dict[str, Value] = {}
+    for text in texts:
+        name, value = text.split("=", 1) if "=" in text else ("", text)
+        if name in values:
+            raise SettingError(f"`{option}` has two values for {name or 'every network'}")
+        values[name] = read(value)
+    return values
+
+
+def _whole_number(text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise SettingError(f"`frozen_blocks` takes N or MODEL=N with a whole number N, not {text!r}")
+    return int(text)

@@ -1,0 +1,34 @@
+"""`semaug demo`: compare three methods on the embedded birds."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from rich.console import Console
+
+from semaug.cli.common import Command
+
+
+@dataclass(frozen=True)
+class Demo(Command):
+    """Train with basic, ISDA and learnable on the embedded birds, compare them, and write a report with pictures."""
+
+    resumable: ClassVar[bool] = True
+
+    output: Path = Path("runs/demo")
+    """Folder of the runs and the report."""
+    methods: tuple[str, ...] = ("basic", "isda", "learnable")
+    """Methods to compare."""
+    epochs: int = 15
+    """Epochs of each run."""
+    seed: int = 0
+    """Seed of all random numbers."""
+
+    def run(self) -> None:
+        """Train, and print the table."""
+        from semaug.studies.demo import demo
+
+        table, lines = demo(self.output, self.methods, self.epochs, self.seed)
+        console = Console(highlight=False)
+        console.print(table)
+        console.print("\n".join(lines), markup=False, soft_wrap=True)

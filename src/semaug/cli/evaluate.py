@@ -1,0 +1,71 @@
+"""`semaug evaluate`: measure a trained model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from semaug.cli.common import Command, choose_device, say
+from semaug.util.errors import DataError, SettingError
+
+
+@dataclass(frozen=True)
+class Evaluate(Command):
+    """Measure a trained model on a split of a data set: accuracy, calibration, and confused classes."""
+
+    model: Annotated[Path, tyro.conf.Positional]
+    """A run directory, an exported folder, or an ONNX file with the files beside it."""
+    data: str | None = None
+    """Name of a data set, or path. Default: the data that the model was trained on."""
+    data_root: Path | None = None
+    """Folder that holds the named data sets. Default: $SEMAUG_DATA, or ./data."""
+    split: Literal["train", "val", "test"] | None = None
+    """The split to measure. Default: "test" if there is one. Otherwise, for the data that the model was trained on,
+    "val", the images held out in training; for other data, all images of a folder without splits."""
+    json: Path | None = None
+    """Write all numbers to this file too."""
+    device: str | None = None
+    """Where to compute. Default: cuda if available, else cpu."""
+    batch_size: int = 64
+    """Images per batch."""
+    on_bad_image: Literal["stop", "skip"] | None = None
+    """What to do about images that cannot be read. stop: report an error. skip: leave them out and report their number.
+    Default: as in training."""
+
+    def run(self) -> None:
+        """Measure, and print the table."""
+        from semaug.data.readable import readable_splits
+        from semaug.data.readers import read_data, training_splits
+        from semaug.inference.classifier import open_classifier
+        from semaug.inference.evaluation import evaluate
+        from semaug.inference.runs import split_settings
+        from semaug.util.files import write_json
+        from semaug.util.progress import Progress
+
+        classifier = open_classifier(self.model, choose_device(self.device))
+        config = classifier.config
+        name = self.data or config.get("data")
+        if name is None:
+            raise SettingError(f"{self.model} does not say what it was trained on; name the images with `data`")
+        root = config.get("data_root")
+        data = read_data(name, self.data_root or (None if root is None else Path(root)))
+        own = self.data is None
+        splits = training_splits(data, **split_settings(config)) if own else data.splits
+        split: str = self.split or ("test" if "test" in splits else "val" if own else next(iter(splits)))
+        if split not in splits:
+            raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(splits)}")
+        if (self.on_bad_image or config.get("on_bad_image")) == "skip":
+            chosen = {split: splits[split]}
+            splits, message = readable_splits(chosen, data.classes, classifier.preprocessing, "skip")
+            if message is not None:
+                say(message)
+        samples = splits[split]
+        with Progress().task(f"evaluating on {split}", len(samples)) as advance:
+            result = evaluate(classifier, samples, self.batch_size, advance, data_classes=data.classes)
+        if self.json is not None:
+            write_json(self.json, {"data": data.name, "split": split, **result.to_json()})
+        console = Console(highlight=False)
+        console.print(f"{self.model} on {data.name}, {split}", markup=False)
+        console.print(result.table())

@@ -1,0 +1,48 @@
+"""`semaug figures`: draw the pictures of the paper."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from semaug.cli.common import Command, choose_device
+from semaug.report.figures.table import FigureName, describe_figures
+
+
+@dataclass(frozen=True)
+class Figures(Command):
+    """Draw the figures of the paper from finished runs: PNG, SVG where it is vector, and an interactive HTML page."""
+
+    figure: Annotated[FigureName, tyro.conf.Positional]
+    """What to draw."""
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Run directories. NAME=RUN gives a run a name in the figure."""
+    output: Path = Path("figures")
+    """The folder to write to."""
+    group: str | None = None
+    """Name of the group of look-alike classes (tsne, augmentations). Default: the largest group."""
+    groups: Path | None = None
+    """CSV file with the columns class and group. Default: the last words of the classes' names are the groups."""
+    covariance: Literal["run", "classwise"] = "run"
+    """The run's own Σ, or the class-wise Σ of its final features (neighbours, augmentations)."""
+    strength: float | None = None
+    """λ (neighbours, augmentations). Default: that of the end of training."""
+    seed: int = 0
+    """Seed of all random numbers."""
+    device: str | None = None
+    """Where to compute. Default: cuda if available, else cpu."""
+
+    def run(self) -> None:
+        """Draw the figures, and list the files."""
+        from semaug.report.figures import draw, write
+
+        names = ("group", "groups", "covariance", "strength", "seed")
+        options = {name: getattr(self, name) for name in names} | {"device": choose_device(self.device)}
+        for figure in draw(self.figure, self.runs, options):
+            files = write(figure, self.output)
+            print(figure.caption)
+            print("\n".join(map(str, files)))
+
+
+Figures.__doc__ = describe_figures()  # the help names every figure in the table

@@ -1,0 +1,90 @@
+"""`semaug reproduce`: reproduce tables and figures of the paper."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import tyro
+from rich.console import Console
+
+from semaug.cli.common import Command, command_line, with_flags
+from semaug.util.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class Reproduce(Command):
+    """Reproduce tables and figures of the paper. Without a name: list them.
+
+    Each is a set of cells: one training run for each seed. Runs that several tables share are trained once, finished
+    runs are not repeated, interrupted ones are resumed, and one that fails does not end the others. All results,
+    beside the paper's, are printed and written to report.html, results.json and results.md.
+    """
+
+    resumable: ClassVar[bool] = True
+
+    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """What to reproduce: "list", names from the list, or "all"."""
+    scale: Literal["full", "small"] = "full"
+    """full: the paper's settings on its data sets. small: the same cells on drawn birds, with small networks and few
+    epochs. It needs no data and no GPU, and says nothing about the paper's claims."""
+    data: Path | None = None
+    """Folder that holds the paper's data sets. Default: $SEMAUG_DATA, or ./data. At small scale: a folder of images to
+    use instead of the drawn birds."""
+    output: Path = Path("runs/reproduce")
+    """Folder of the runs and the report."""
+    dataset: tuple[str, ...] = ()
+    """Only cells on these data sets: cub, aircraft, cars, nabirds, imagenet."""
+    network: tuple[str, ...] = ()
+    """Only cells with these networks, as the paper writes them: ResNet-50, ViT-B/16, …"""
+    method: tuple[str, ...] = ()
+    """Only cells of these methods: basic, isda, learnable, …"""
+    seeds: tuple[int, ...] | None = None
+    """Seeds of each cell. Default: 0 1 2 at full scale, one or two seeds at small scale."""
+    jobs: int | None = None
+    """Number of runs at a time. Default: one for each GPU; without a GPU, at small scale one for each core."""
+    epochs: int | None = None
+    """Epochs of every run. Default: the scale's own number."""
+    select: Literal["val", "test"] = "val"
+    """The split that chooses the best epoch. "test", as in much published code, gives accuracies that are too high."""
+    device: str | None = None
+    """Where to train. Default: cuda if available, else cpu."""
+
+    def run(self) -> None:
+        """Run what is missing, and print the tables."""
+        from semaug.studies.registry import all_experiments
+        from semaug.studies.reproduce import Choice, reproduce
+        from semaug.studies.scales import Setup
+
+        if not self.names or self.names == ("list",):
+            lines = {name: preset.line for name, preset in all_experiments().items()} | {"all": "all of them"}
+            width = max(map(len, lines))
+            print("\n".join(f"{name:{width}}  {line}" for name, line in lines.items()))
+            return
+        setup = Setup(self.scale, self.output, self.data, self.epochs, self.select, self.device)
+        choice = Choice(self.dataset, self.network, self.method, self.seeds)
+        result = reproduce(self.names, setup, choice, self.jobs, self._command)
+        console = Console(highlight=False)
+        shown = [
+            part
+            for section in result.sections
+            if section.experiment in result.chosen
+            for part in section.terminal(setup)
+        ]
+        for part in [*shown, *result.heading, f"{self.output}: report.html, results.json, results.md"]:
+            text = with_flags(part, self) if isinstance(part, str) else part
+            console.print(text, markup=False, soft_wrap=isinstance(part, str))
+        if result.failed:
+            raise TrainingError(f"{result.failed} of the runs and pictures failed; the report says why")
+
+    def _command(self, name: str, seeds: Sequence[int]) -> str:
+        again = Reproduce(
+            (name,),
+            self.scale,
+            self.data,
+            self.output,
+            seeds=tuple(seeds) or None,
+            epochs=self.epochs,
+            select=self.select,
+        )
+        return command_line("reproduce", again)

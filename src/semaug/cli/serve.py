@@ -1,0 +1,61 @@
+"""`semaug serve`: try a trained model in the browser."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from semaug.cli.common import Command, choose_device, say
+from semaug.util.errors import MissingPackageError
+
+
+@dataclass(frozen=True)
+class Serve(Command):
+    """Try a trained model in the browser: drop an image, see its classes and the nearest training images.
+
+    A slider moves the image's feature along directions of the augmentation, and shows how the nearest images change.
+    The page is for this machine only. Needs pip install 'semaug[serve]', and the training images.
+    """
+
+    model: Annotated[Path, tyro.conf.Positional]
+    """A run directory."""
+    host: str = "127.0.0.1"
+    """The address to listen on. Anyone who can reach it can use the page: there is no password and no encryption."""
+    port: int = 8000
+    """The port to listen on. 0: a free one."""
+    images: int = 2000
+    """Largest number of training images to compare with."""
+    covariance: Literal["run", "classwise"] | None = None
+    """The run's own Σ, or the class-wise Σ of its final features. Default: the run's own if it has one."""
+    strength: float | None = None
+    """λ. Default: that of the end of training."""
+    seed: int = 0
+    """Seed of the choice of training images and of the random features."""
+    device: str | None = None
+    """Where to compute. Default: cuda if available, else cpu."""
+
+    def run(self) -> None:
+        """Serve the page until the command is interrupted."""
+        try:
+            from semaug.report.serve import app
+        except ModuleNotFoundError as error:
+            raise MissingPackageError(f"the page needs {error.name}: pip install 'semaug[serve]'") from error
+        from semaug.report.serve.answers import open_guide
+        from semaug.util.progress import Progress
+
+        with app.listen(self.host, self.port) as listening:  # first, so that a port in use is reported without delay
+            with Progress().task("reading training images", self.images) as advance:
+                guide = open_guide(
+                    self.model,
+                    covariance=self.covariance,
+                    strength=self.strength,
+                    images=self.images,
+                    seed=self.seed,
+                    device=choose_device(self.device),
+                    progress=advance,
+                )
+            if not app.is_loopback(self.host):
+                say(f"anyone who can reach {self.host} can use this page; there is no password")
+            print(f"{app.address(listening)} shows the page; Ctrl-C ends it", flush=True)
+            app.run(app.application(guide, self.model.resolve().name, self.host), listening)
