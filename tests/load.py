@@ -1,6 +1,6 @@
-"""Many images of many classes through the command line, and many half steps: how much memory they need.
+"""Memory of the command line on many images of many classes, and of many half steps.
 
-`python tests/load.py` takes 50 000 images of 2 000 classes and prints a table; a shorter form is in test_load.py.
+`python tests/load.py` uses 50 000 images of 2 000 classes and prints a table; a shorter form is in test_load.py.
 """
 
 import gc
@@ -25,7 +25,7 @@ MB = 1e6
 RESIZE, CROP = 36, 32
 PER_NAME = 1_000  # bytes that an image may cost besides its pixels: its path, label and digest
 PROCESSES = 3  # that hold the names: the command and its two workers
-STREAMED = 30 * MB  # that many files given to `predict` may cost more than a tenth of them
+STREAMED = 30 * MB  # that `predict` may need more for many files than for a tenth of them
 GROWTH = 4 * MB  # of a process between 500 and 2000 half steps
 TRAINING = ["--model", "small", "--pretrained", "False", "--epochs", "1", "--batch-size", "64"]
 TRAINING += ["--resize", str(RESIZE), "--crop", str(CROP), "--lr", "0.01"]
@@ -33,7 +33,7 @@ TRAINING += ["--resize", str(RESIZE), "--crop", str(CROP), "--lr", "0.01"]
 
 @dataclass(frozen=True)
 class Size:
-    """How many images there are."""
+    """Numbers of images."""
 
     classes: int
     train: int  # images of each class
@@ -46,14 +46,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Used:
-    """What a command took."""
+    """Time and memory of a command."""
 
     seconds: float
-    own: int  # most bytes of it and its workers together, without those of files, which the kernel may drop
+    own: int  # most bytes of it and its workers together, without file pages, which the kernel may drop
     largest: int  # most bytes of one of its processes, those of libraries and of the cache of images included
 
 
-WHOLE, LITTLE = Size(2_000, 20, 5), Size(20, 20, 5)  # enough of them that all processes have begun
+WHOLE, LITTLE = Size(2_000, 20, 5), Size(20, 20, 5)  # enough for all processes to start
 
 
 def image_folder(root: Path, size: Size) -> Path:
@@ -89,8 +89,8 @@ def run(*command: str | Path) -> Used:
             [sys.executable, "-m", "semaug", *map(str, command)], stdout=said, stderr=said, env=environment
         )
         while True:
-            found, status, used = os.wait4(process.pid, os.WNOHANG)
-            if found:
+            ended, status, used = os.wait4(process.pid, os.WNOHANG)
+            if ended:
                 break
             own = max(own, sum(_own(pid) for pid in _family(process.pid)))
             time.sleep(0.05)
@@ -112,7 +112,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _own(pid: int) -> int:
-    """The memory of a process that is in no file; of what it shares with others, its part."""
+    """Memory of a process that is not backed by files; of shared memory, its part."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -154,9 +154,9 @@ def resident() -> int:
 
 
 def live_tensors() -> int:
-    """How many tensors there are."""
+    """Number of tensors."""
     gc.collect()
-    return sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
 def half_steps(order: Order, marks: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -165,12 +165,12 @@ def half_steps(order: Order, marks: tuple[int, ...]) -> list[tuple[int, int]]:
     model = TinyNet(classes=10, width=16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     learner = LearnableAugmentation(model, optimizer, order=order, frozen_blocks=1)
-    found = []
+    marked = []
     for done in range(2, marks[-1] + 1, 2):
         learner.step(torch.randn(16, 3, 32, 32), torch.randint(10, (16,)))
         if done in marks:
-            found.append((live_tensors(), resident()))
-    return found
+            marked.append((live_tensors(), resident()))
+    return marked
 
 
 # --------------------------------------------------------------------------------------------------------- everything
@@ -209,7 +209,7 @@ def commands(folder: Path, size: Size) -> None:
 
 
 def hold(what: str, used: Used, base: Used, bound: float) -> None:
-    """Print what a command used, and fail where that is too much."""
+    """Print what a command used, and fail if it is too much."""
     grown = max(used.own - base.own, used.largest - base.largest)
     print(
         f"{what}: {used.seconds:.0f} s, {used.own / MB:.0f} MB of its own (few: {base.own / MB:.0f}), "

@@ -1,15 +1,10 @@
-"""Trainings on a stream that note which images the network is given; as a script, one of several processes makes them.
-
-`python rank_stream.py SHARDS FOLDER`, in the environment that torchrun sets: a run, and another one that is stopped
-within its epoch and goes on. FOLDER/RANK.json lists the images of each step of this process.
-"""
+"""Runs on a stream that record which images the network gets, in one process or in several."""
 
 import json
 import os
 import signal
-import sys
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +12,22 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from semaug.data import stream
 from semaug.data.images import IMAGENET_MEAN, IMAGENET_STD
 from semaug.meta.learner import LearnableAugmentation
+from semaug.training import batches
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 from semaug.util import distributed
 from semaug.util.signals import Interrupted
 
 CLASSES, SIDE = 10, 8
+IMAGES, PER_SHARD, BUFFER = 4_000, 200, 1_000  # the buffer, through which images are shuffled, holds five shards
 
 
 @dataclass
 class Numbered:
-    """Images of one colour each, which tells their number; the class is the number's last digit."""
+    """Images of one colour each, which encodes their number; the class is the number's last digit."""
 
     count: int
 
@@ -51,7 +49,7 @@ class Numbered:
 
 
 def numbers(images: Tensor) -> list[int]:
-    """Which of the numbered images these are, from what the network is given."""
+    """Which of the numbered images these are, from the input of the network."""
     colours = images[:, :, 0, 0] * torch.tensor(IMAGENET_STD) * 255 + torch.tensor(IMAGENET_MEAN) * 255
     red, green, blue = colours.round().long().T
     assert torch.equal(blue, torch.full_like(blue, 7))
@@ -66,7 +64,7 @@ def config(data: Path, output: Path, **options: Any) -> TrainConfig:
         "epochs": 1,
         "resize": SIDE,
         "crop": SIDE,
-        "batch_size": 500,
+        "batch_size": 100,
         "lr": 0.02,
         "device": "cpu",
         "images_on": "stream",
@@ -77,9 +75,10 @@ def config(data: Path, output: Path, **options: Any) -> TrainConfig:
 
 
 def watched(settings: TrainConfig, stop_in: int | None = None) -> list[list[int]]:
-    """Train, and be asked to stop in a step; returns the numbers of the images of each step."""
+    """Train, and stop in a step; returns the numbers of the images of each step."""
     seen: list[list[int]] = []
     step = LearnableAugmentation.step
+    batches.streaming_order = partial(stream.streaming_order, buffer=BUFFER)  # type: ignore[assignment]
 
     def noted(self: LearnableAugmentation, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         seen.append(numbers(images))
@@ -95,17 +94,20 @@ def watched(settings: TrainConfig, stop_in: int | None = None) -> list[list[int]
         assert stop_in is not None
     finally:
         LearnableAugmentation.step = step  # type: ignore[method-assign]
+        batches.streaming_order = stream.streaming_order
     return seen
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    shards, folder = map(Path, sys.argv[1:])
+def main(shards: Path, folder: Path) -> None:
+    """As one of several processes: a run, and another that is stopped and resumed.
+
+    FOLDER/RANK.json lists the images of each step of this process.
+    """
     distributed.initialize("cpu")
-    found = {
+    images = {
         "whole": watched(config(shards, folder / "whole")),
-        "broken": watched(config(shards, folder / "broken"), stop_in=6),
-        "rest": watched(config(shards, folder / "broken", workers=0)),
+        "stopped": watched(config(shards, folder / "stopped"), stop_in=6),
+        "rest": watched(config(shards, folder / "stopped", workers=0)),
     }
-    (folder / f"{distributed.rank()}.json").write_text(json.dumps(found))
+    (folder / f"{distributed.rank()}.json").write_text(json.dumps(images))
     distributed.shut_down()

@@ -1,50 +1,35 @@
-"""Trainings that several processes make; as a script, one of the processes: PHOTOS OUTPUT LAST-EPOCH NAME …"""
+"""Runs that several processes make together."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from photos import quick_config
 from semaug.training.methods import Augmentation
-from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 from semaug.util import distributed, progress
 
-SETTINGS: dict[str, Any] = {
-    "method": "learnable",
-    "model": "small",
-    "pretrained": False,
-    "epochs": 3,
-    "resize": 40,
-    "crop": 32,
-    "batch_size": 8,  # two batches of nine images: halves of five and four
-    "val_per_class": 2,
-    "workers": 0,
-    "cache": None,
-    "lr": 0.02,
-    "device": "cpu",
-    "sync_batch_norm": True,
-}
+SETTINGS: dict[str, Any] = {"batch_size": 8, "sync_batch_norm": True}  # two batches of nine: halves of five and four
 RUNS: dict[str, dict[str, Any]] = {
     "paper": {"ema": 0.9},
-    "pipelined": {"augmentation": Augmentation(order="pipelined", frozen_blocks=1, source="modulated", meta_lr=1.0)},
-    "micro": {"model": "vit_tiny_patch16_224", "micro_batch": 1, "augmentation": Augmentation(order="pipelined")},
+    "pipelined": {"augmentation": Augmentation(order="pipelined", frozen_blocks=1, meta_lr=1.0)},
+    "micro": {"model": "test_vit", "micro_batch": 1, "augmentation": Augmentation(order="pipelined")},
+    "isda": {"method": "isda"},
     "mixup": {"method": "mixup"},
     "cutmix": {"method": "cutmix", "epochs": 1},
     "erased": {"method": "random-erasing", "epochs": 1},
     "changed": {"method": "randaugment", "epochs": 1},
-    "randaugment": {"augmentation": Augmentation(meta_images="randaugment")},
-    "held-out": {"augmentation": Augmentation(meta_images="held-out", meta_share=0.2)},
+    "local": {"augmentation": Augmentation(pseudo="local"), "epochs": 2, "sync_batch_norm": False},
 }
 
 
 class Enough(Exception):
-    pass
+    """Ends training after an epoch."""
 
 
 def run(photos: Path, output: Path, name: str, last: int = 99) -> Path:
-    """Train as `RUNS` says, up to an epoch, in fp64, where what is left of rounding shows that nothing else differs."""
+    """Train as `RUNS` says, up to an epoch, in fp64: there only rounding may differ between numbers of processes."""
     original = progress.Progress.epoch
 
     def epoch(self: progress.Progress, row: dict[str, Any], epochs: int) -> None:
@@ -54,7 +39,7 @@ def run(photos: Path, output: Path, name: str, last: int = 99) -> Path:
     progress.Progress.epoch = epoch  # type: ignore[method-assign]
     torch.set_default_dtype(torch.float64)
     try:
-        return train(TrainConfig(**{"data": str(photos), "output": output / name, **SETTINGS, **RUNS[name]}))
+        return train(quick_config(photos, output / name, **{**SETTINGS, **RUNS[name]}))
     except Enough:
         return output / name
     finally:
@@ -62,9 +47,9 @@ def run(photos: Path, output: Path, name: str, last: int = 99) -> Path:
         torch.set_default_dtype(torch.float32)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def main(photos: Path, output: Path, runs: list[tuple[str, int]]) -> None:
+    """Make these runs, each up to an epoch, as one of several processes."""
     distributed.initialize("cpu")
-    for name in sys.argv[4:]:
-        run(Path(sys.argv[1]), Path(sys.argv[2]), name, int(sys.argv[3]))
+    for name, last in runs:
+        run(photos, output, name, last)
     distributed.shut_down()

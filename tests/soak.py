@@ -1,66 +1,56 @@
-"""Kills `semaug train` again and again and resumes it: what comes out must equal what an undisturbed run gives.
+"""Kills `semaug train` again and again and resumes it: the result must equal that of an undisturbed run.
 
-`python tests/soak.py 50` trains on the embedded birds, prints how many kills hit what, and then how long training takes
-to end when it is asked to, in each of its phases. Shorter forms are in test_interruptions.py.
+`python tests/soak.py 50` trains on the embedded birds, prints what each kill hit, and then how long training takes to
+end in each of its phases when it is asked to. Shorter forms are in test_interruptions.py.
 """
 
 import csv
+import importlib
 import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from forks import Fork
+from semaug.cli.main import main
 from semaug.data.samples import embedded_birds
 from semaug.data.shards import write_shards
-from semaug.training import checkpoints as checkpoint
+from semaug.training import checkpoints
 
 OPTIONS = ["--model", "small", "--pretrained", "False", "--workers", "0", "--lr", "0.01", "--meta-lr", "0.1"]
 FEW = ["--resize", "40", "--crop", "32", "--batch-size", "2", "--val-per-class", "2", "--cache", "None"]
 BIRDS = ["--resize", "28", "--crop", "24", "--batch-size", "25", "--val-per-class", "30"]
 STREAM = ("--images-on", "stream", "--workers", "2")
+PIPELINED = "pipelined, Adam, EMA"
 ON_A_STREAM = "isda on a stream of shards"
 KINDS = {
     "paper's order": ["--method", "learnable"],
-    "pipelined, Adam, EMA": [
-        "--method",
-        "learnable",
-        "--order",
-        "pipelined",
-        "--meta-optimizer",
-        "adam",
-        "--ema",
-        "0.9",
-    ],
+    PIPELINED: ["--method", "learnable", "--order", "pipelined", "--meta-optimizer", "adam", "--ema", "0.9"],
     "isda": ["--method", "isda"],
     ON_A_STREAM: ["--method", "isda", *STREAM],
 }
 MOMENTS = ("any", *["in a write", "after a write", "while training"] * 3)
-WRITES = (1, 2, 3)  # of checkpoints that a process may begin before it is killed
-FORKS = get_context("forkserver")
+WRITES = (1, 2, 3)  # checkpoints that a process may begin to write before it is killed
 TIMED = ("seconds", "images_per_second")
-SLOWEST = 300.0
 
 
 def arguments(photos: Path, output: Path, kind: str, epochs: int) -> list[str]:
-    """Training on a folder of few pictures."""
+    """The command that trains on a folder of few pictures."""
     return _arguments(str(photos), output, kind, epochs, FEW)
 
 
 def on_birds(output: Path, kind: str, epochs: int, data: str = "birds") -> list[str]:
-    """Training on the embedded birds, with a cache of its own."""
+    """The command that trains on the embedded birds, with a cache of its own."""
     return _arguments(data, output, kind, epochs, [*BIRDS, "--cache", str(output.with_suffix(".cache"))])
 
 
@@ -69,41 +59,35 @@ def _arguments(data: str, output: Path, kind: str, epochs: int, sizes: list[str]
     return [*where, *OPTIONS, *sizes, *KINDS[kind]]
 
 
-def start(command: list[str], program: Sequence[str] = ("-m", "semaug"), **options: Any) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, *program, *command],
-        stdout=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"},
-        **{"stderr": subprocess.PIPE, **options},
-    )
+def start(command: list[str], log: Path, **options: Any) -> Fork:
+    return Fork(log, main, command, **options)
 
 
-def finish(command: list[str]) -> str:
-    """Run to the end; returns what was said."""
-    process = start(command)
-    _, said = process.communicate(timeout=SLOWEST)
-    assert process.returncode == 0, said
-    return said
+def finish(command: list[str], log: Path) -> None:
+    """Run the command to its end."""
+    code, said = start(command, log).wait()
+    assert code == 0, said
+
+
+# ---------------------------------------------------------------------------------------------------------- SIGKILL
 
 
 def kill(
     command: list[str], run: Path, moment: str, longest: float, chance: random.Random, writes: Sequence[int] = WRITES
 ) -> str | None:
     """Start the command and kill it at such a moment; returns what was hit, or None if it had ended before."""
-    process = start(command, stderr=subprocess.DEVNULL) if moment == "any" else _forked(command, run)
-    code = process.poll if isinstance(process, subprocess.Popen) else lambda: process.exitcode
+    process = start(command, run.with_suffix(".log"))
     if moment == "any":
-        _wait_long(lambda: code() is None, chance.uniform(0, longest / 2))
+        _wait_long(process, chance.uniform(0, longest / 2))
     else:
-        _wait_for_writes(lambda: code() is None, run / "checkpoints", chance.choice(writes), moment)
+        _wait_for_writes(process, run / "checkpoints", chance.choice(writes), moment)
     if moment == "while training":
         time.sleep(chance.uniform(0, 0.3))
-    if code() is None:
-        process.kill()
-    process.wait() if isinstance(process, subprocess.Popen) else process.join()
-    assert code() in (0, -signal.SIGKILL), f"exit code {code()}"
-    if code() == 0:
+    if process.is_running():
+        process.process.kill()
+    code, said = process.wait()
+    assert code in (0, -signal.SIGKILL), said
+    if code == 0:
         return None
     if any(run.rglob(f".*.{process.pid}.part")):
         return "inside a write"
@@ -114,38 +98,18 @@ def kill(
     return "while training" if (run / "checkpoints").exists() else "before the first checkpoint"
 
 
-def _forked(command: list[str], run: Path) -> ForkServerProcess:
-    """The command in a process forked from one that has imported everything, which spares some seconds."""
-    FORKS.set_forkserver_preload(
-        ["semaug.cli.train", "semaug.training.trainer", "semaug.report", "torchvision.transforms.v2"]
-    )
-    process = FORKS.Process(target=_main, args=(command, run.with_suffix(".log")))
-    process.start()
-    return process
-
-
-def _main(command: list[str], log: Path) -> None:
-    from semaug.cli.main import main
-
-    with open(log, "a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    torch.set_num_threads(1)
-    sys.exit(main(command))
-
-
-def _wait_long(runs: Callable[[], bool], seconds: float) -> None:
+def _wait_long(process: Fork, seconds: float) -> None:
     end = time.monotonic() + seconds
-    while runs() and time.monotonic() < end:
+    while process.is_running() and time.monotonic() < end:
         time.sleep(0.001)
 
 
-def _wait_for_writes(runs: Callable[[], bool], folder: Path, writes: int, moment: str) -> None:
+def _wait_for_writes(process: Fork, folder: Path, writes: int, moment: str) -> None:
     """Wait until a process has begun so many writes of checkpoints, or has ended the last of them."""
     for left in reversed(range(writes)):
-        while runs() and not _writing(folder):
+        while process.is_running() and not _writing(folder):
             time.sleep(1e-4)
-        while (left or moment != "in a write") and runs() and _writing(folder):
+        while (left or moment != "in a write") and process.is_running() and _writing(folder):
             time.sleep(1e-4)
 
 
@@ -157,22 +121,22 @@ def _writing(folder: Path) -> bool:
 
 
 def differences(run: Path, reference: Path) -> list[str]:
-    """What differs between the ends of two runs, but for the times taken."""
-    found = [
+    """What differs between the results of two runs, except for times."""
+    different = [
         name
         for name in ("model.safetensors", "source.safetensors", "evaluation.json", "samples.json", "classes.json")
         if (reference / name).exists() and (run / name).read_bytes() != (reference / name).read_bytes()
     ]
     for name in ("last", "best"):
-        ours, theirs = checkpoint.load(run / "checkpoints" / name), checkpoint.load(reference / "checkpoints" / name)
+        ours, theirs = checkpoints.load(run / "checkpoints" / name), checkpoints.load(reference / "checkpoints" / name)
         assert ours is not None
         assert theirs is not None
-        found += _unequal(name, {**ours, "metrics": []}, {**theirs, "metrics": []})
+        different += _unequal(name, {**ours, "metrics": []}, {**theirs, "metrics": []})
     if _rows(run) != _rows(reference):
-        found.append("metrics.jsonl")
+        different.append("metrics.jsonl")
     if _table(run) != _table(reference):
-        found.append("metrics.csv")
-    return found
+        different.append("metrics.csv")
+    return different
 
 
 def _unequal(name: str, a: Any, b: Any) -> list[str]:
@@ -196,10 +160,10 @@ def _table(run: Path) -> list[dict[str, str]]:
 
 
 def compared(run: Path) -> dict[str, int]:
-    """How many numbers of each part of a run's last state :func:`differences` looks at."""
-    state = checkpoint.load(run / "checkpoints" / "last")
+    """How many numbers of each part of a run's last state :func:`differences` compares."""
+    state = checkpoints.load(run / "checkpoints" / "last")
     assert state is not None
-    parts = {"network": state["model"], "its optimiser": state["optimizer"], "running average": state["average"]}
+    parts = {"network": state["model"], "its optimiser": state["optimizer"], "moving average": state["average"]}
     parts |= {"source of Σ": state["learner"]["source"], "the optimiser of that": state["learner"]["meta_optimizer"]}
     return {name: _numbers(part) for name, part in parts.items()}
 
@@ -222,7 +186,7 @@ def soak(folder: Path, kills: int, epochs: int = 24, seed: int = 0) -> tuple[Cou
         data = str(folder / "shards") if kind == ON_A_STREAM else "birds"
         if kind not in references:
             started, reference = time.monotonic(), folder / f"reference-{len(references)}"
-            finish(on_birds(reference, kind, epochs, data))
+            finish(on_birds(reference, kind, epochs, data), reference.with_suffix(".log"))
             references[kind] = reference, time.monotonic() - started
             print(f"{kind}, undisturbed: {references[kind][1]:.0f} s; numbers: {compared(reference)}", flush=True)
         reference, longest = references[kind]
@@ -233,7 +197,7 @@ def soak(folder: Path, kills: int, epochs: int = 24, seed: int = 0) -> tuple[Cou
             if hit is None:
                 break
             hits[hit] += 1
-        finish(command)
+        finish(command, run.with_suffix(".log"))
         different = differences(run, reference)
         assert not different, f"{kind}: {run} differs from {reference} in {', '.join(different)}"
         rounds += 1
@@ -246,7 +210,7 @@ def soak(folder: Path, kills: int, epochs: int = 24, seed: int = 0) -> tuple[Cou
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of training: a function that is called again and again in it, and which of its calls to wait for."""
+    """A phase of training: a function that is called again and again in it, and which of its calls to wait for."""
 
     module: str
     function: str
@@ -264,48 +228,47 @@ PHASES = {
     "choosing pictures": Phase("semaug.inference.pictures", "data_uri", 2),
     "writing the report": Phase("semaug.report.canvas", "to_svg", 2),
 }
-WATCHED = """
-import importlib, os, pathlib, signal, sys, time
-from semaug.cli.main import main
-module, function, call, folder, holds, *command = sys.argv[1:]
-owner, (*outer, name) = importlib.import_module(module), function.split(".")
-for part in outer:
-    owner = getattr(owner, part)
-original, begun, process = getattr(owner, name), pathlib.Path(folder, "begun"), os.getpid()
-def watched(*arguments, **options):
-    with open(begun, "ab", buffering=0) as file:
-        file.write(b".")
-    if begun.stat().st_size >= int(call):
-        pathlib.Path(folder, "reached").touch()
-        while holds == "True" and os.getpid() == process and signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-            time.sleep(0.01)
-        if os.getpid() != process:
-            time.sleep(0.2)
-    return original(*arguments, **options)
-setattr(owner, name, watched)
-sys.exit(main(command))
-"""
 
 
-def watch(command: list[str], phase: Phase, folder: Path, *, holds: bool = False) -> "subprocess.Popen[str]":
+def watch(command: list[str], phase: Phase, folder: Path, *, holds: bool = False) -> Fork:
     """Start the command; returns when it is in the phase.
 
     In the folder the file "begun" grows by a byte with every call of the phase's function. With `holds`, the call that
-    is waited for goes on when a signal has been heard. Calls in worker processes take 0.2 s from then on.
+    is waited for continues when a signal has arrived. Calls in worker processes take 0.2 s from then on.
     """
     folder.mkdir(parents=True)
-    script = ["-c", WATCHED, phase.module, phase.function, str(phase.call), str(folder), str(holds)]
-    process = start([*command, *phase.options], script, start_new_session=True)
-    wait_for(process, (folder / "reached").exists)
+    process = Fork(folder / "log", _watched, phase, folder, holds, [*command, *phase.options], own_group=True)
+    process.wait_until((folder / "reached").exists)
     return process
 
 
-def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SLOWEST
-    while not condition():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def replace_function(module: str, function: str, make: Callable[[Any], Any]) -> None:
+    """Replace a function, named by its path in a module, by what `make` makes of it."""
+    owner, (*outer, name) = importlib.import_module(module), function.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def _watched(phase: Phase, folder: Path, holds: bool, command: list[str]) -> int:
+    begun, process = folder / "begun", os.getpid()
+
+    def watched(original: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            with open(begun, "ab", buffering=0) as file:
+                file.write(b".")
+            if begun.stat().st_size >= phase.call:
+                (folder / "reached").touch()
+                while holds and os.getpid() == process and signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+                    time.sleep(0.01)
+                if os.getpid() != process:
+                    time.sleep(0.2)
+            return original(*arguments, **options)
+
+        return call
+
+    replace_function(phase.module, phase.function, watched)
+    return main(command)
 
 
 def stops(folder: Path) -> None:
@@ -315,17 +278,16 @@ def stops(folder: Path) -> None:
         number, run = (signal.SIGTERM, signal.SIGINT)[place % 2], folder / f"stopped-{place}"
         process = watch(on_birds(run, "paper's order", 2), phase, folder / f"watched-{place}")
         asked = time.monotonic()
-        process.send_signal(number)
-        assert process.stderr is not None
-        said = ""
-        while not said.startswith("semaug: "):
-            said = process.stderr.readline()
-            assert said, f"nothing was said of {number.name} while {name}"
-        told = time.monotonic() - asked
-        process.communicate(timeout=SLOWEST)
+        process.send(number)
+        while "\nsemaug: " not in "\n" + process.log.read_text():
+            assert process.is_running() or "semaug: " in process.log.read_text(), f"no message while {name}"
+            time.sleep(0.005)
+        answered = time.monotonic() - asked
+        code, said = process.wait()
         ended = time.monotonic() - asked
-        assert process.returncode == 128 + number
-        print(f"{number.name}, {name}: told after {told:.2f} s, ended after {ended:.2f} s: {said.strip()}", flush=True)
+        assert code == 128 + number
+        sentence = said.strip().splitlines()[-1]
+        print(f"{number.name}, {name}: message after {answered:.2f} s, end after {ended:.2f} s: {sentence}", flush=True)
 
 
 if __name__ == "__main__":

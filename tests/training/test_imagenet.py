@@ -1,15 +1,14 @@
-"""The paper's ImageNet runs on shards, started as the documentation says, with a stand-in for the images."""
+"""The paper's ImageNet runs on shards, with the commands of the documentation and a stand-in for the images."""
 
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forks import run_ranks
 from photos import photo_folder
 from semaug.cli.main import main
 from semaug.cli.train import Train
@@ -20,7 +19,6 @@ from semaug.studies.reproduce import Choice, make_plan
 from semaug.studies.scales import Setup, train_config
 from semaug.training.trainer import train
 from semaug.util.files import read_json
-from several import environment, free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 SMALL: dict[str, Any] = {"model": "small", "resize": 40, "crop": 32, "batch_size": 4, "epochs": 2, "workers": 1}
@@ -28,7 +26,7 @@ SMALL: dict[str, Any] = {"model": "small", "resize": 40, "crop": 32, "batch_size
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ImageNet in it, as far as names go, and beside it `packed`, made by the documented command."""
+    """A folder with images under the names of ImageNet, and beside it `packed`, written by the documented command."""
     root = tmp_path_factory.mktemp("root")
     folder = photo_folder(root / "data" / "imagenet")
     (folder / "test").rename(folder / "val")
@@ -42,38 +40,34 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def documented(start: str) -> list[list[str]]:
-    """The commands on the page that start so."""
+    """The commands on the page that start with these words."""
     text = re.sub(r"\\\n\s*", " ", PAGE.read_text(encoding="utf-8"))
-    found = [shlex.split(line, comments=True) for line in text.splitlines() if line.strip().startswith(start)]
-    assert found, start
-    return found
+    commands = [shlex.split(line, comments=True) for line in text.splitlines() if line.strip().startswith(start)]
+    assert commands, start
+    return commands
 
 
 def test_the_documented_command_under_torchrun_has_the_settings_of_the_preset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = [words for words in documented("torchrun") if "packed/imagenet" in words]
-    assert len(told) == 1
-    words = told[0]
+    (words,) = (words for words in documented("torchrun") if "packed/imagenet" in words)
     parsed: list[Train] = []
     monkeypatch.setattr(Train, "run", lambda command: parsed.append(command))
     assert main(words[words.index("train") :]) == 0
-    given = asdict(parsed[0].filled())
+    settings = asdict(parsed[0].filled())
     cell = next(c for c in experiment("table-imagenet").cells if c.network == "ResNet-50" and c.method == "learnable")
     preset = asdict(train_config(cell, Setup("full", tmp_path)).filled())
-    assert {name for name in preset if preset[name] != given[name]} <= {"data", "data_root", "output", "workers"}
-    assert (given["images_on"], given["data"]) == ("stream", "packed/imagenet")
-    assert (given["augmentation"]["interval"], given["epochs"]) == (100, 120)
+    assert {name for name in preset if preset[name] != settings[name]} <= {"data", "data_root", "output", "workers"}
+    assert (settings["images_on"], settings["data"]) == ("stream", "packed/imagenet")
+    assert (settings["augmentation"]["interval"], settings["epochs"]) == (100, 120)
 
 
 def test_the_documented_command_under_torchrun_runs(root: Path, tmp_path: Path) -> None:
     (words,) = (words for words in documented("torchrun") if "packed/imagenet" in words)
-    own = words[words.index("-m") :]
-    own[own.index("packed/imagenet")] = str(root / "packed" / "imagenet")
+    command = words[words.index("train") :]
+    command[command.index("packed/imagenet")] = str(root / "packed" / "imagenet")
     smaller = [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
-    command = [*launcher, str(free_port()), *own, *smaller, "--device", "cpu", "--output", str(tmp_path / "run")]
-    subprocess.run(command, env=environment(), check=True, capture_output=True, timeout=300)
+    run_ranks(2, tmp_path, main, [*command, *smaller, "--device", "cpu", "--output", str(tmp_path / "run")])
     assert len(read_metrics(tmp_path / "run")) == 2
     result = read_json(tmp_path / "run" / "evaluation.json")
     assert (result["split"], result["count"]) == ("test", 12)

@@ -1,79 +1,67 @@
-"""Training on images that are decoded ahead of the step: the same run, to the bit, and every image once in an epoch."""
+"""Training on images that are decoded ahead of the step: the same run to the bit, and every image once in an epoch."""
 
 import json
 import os
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 import rank_stream
 import soak
-from photos import photo_folder
-from rank_stream import Numbered, watched
-from semaug.data import space as room
-from semaug.data.images import Preprocessing
+from forks import run_ranks
+from photos import quick_config
+from rank_stream import IMAGES, PER_SHARD, Numbered, watched
 from semaug.data.readers import read_data
 from semaug.data.samples import DataSet
 from semaug.data.shards import write_shards
-from semaug.meta.learner import LearnableAugmentation
-from semaug.training.methods import Augmentation
-from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 from semaug.util.errors import SemaugError
 from semaug.util.files import read_json
 from semaug.util.signals import Interrupted
-from several import TESTS, in_processes
 
-IMAGES = 20_000
+BeforeStep = Callable[[Callable[[int], None]], None]
+KINDS: dict[str, dict[str, Any]] = {"learnable": {"ema": 0.9, "epochs": 2}, "mixup": {"method": "mixup", "epochs": 2}}
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """20 shards of 1000 images."""
+    """20 shards of numbered training images, and one for validation."""
     folder = tmp_path_factory.mktemp("data") / "shards"
     splits = {"train": Numbered(IMAGES), "val": Numbered(200)}
-    assert write_shards(DataSet("numbered", tuple(map(str, range(10))), dict(splits)), folder) == 21
+    data = DataSet("numbered", tuple(map(str, range(10))), dict(splits))
+    assert write_shards(data, folder, per_shard=PER_SHARD) == 21
     return folder
 
 
-def test_twenty_thousand_images_are_met_once_each_however_training_is_broken_off(shards: Path, tmp_path: Path) -> None:
+def test_every_image_is_used_once_in_an_epoch_also_if_training_is_interrupted(shards: Path, tmp_path: Path) -> None:
     whole = watched(rank_stream.config(shards, tmp_path / "whole"))
-    broken = rank_stream.config(shards, tmp_path / "broken")
-    first = watched(broken, stop_in=6)
+    settings = rank_stream.config(shards, tmp_path / "stopped")
+    first = watched(settings, stop_in=6)
     assert (len(whole), len(first)) == (20, 7)
-    rest = watched(broken)
-    assert first + rest == whole
-    met = Counter(i for step in whole for i in step)
-    assert set(met) == set(range(IMAGES))
-    assert set(met.values()) == {1}
-    assert soak.differences(tmp_path / "broken", tmp_path / "whole") == []
+    assert first + watched(settings) == whole
+    assert Counter(i for step in whole for i in step) == Counter(range(IMAGES))
+    assert soak.differences(tmp_path / "stopped", tmp_path / "whole") == []
 
 
-def test_two_processes_meet_each_image_once_and_go_on_to_the_same_end(shards: Path, tmp_path: Path) -> None:
-    in_processes(2, TESTS / "rank_stream.py", str(shards), str(tmp_path))
+def test_two_processes_use_each_image_once_and_resume_to_the_same_end(shards: Path, tmp_path: Path) -> None:
+    run_ranks(2, tmp_path, rank_stream.main, shards, tmp_path)
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    for found in ranks:
-        assert len(found["broken"]) == 7
-        assert found["broken"] + found["rest"] == found["whole"]
-        assert {len(step) for step in found["whole"]} == {500}, "each reads its half"
-    met = Counter(i for found in ranks for step in found["whole"] for i in step)
-    assert set(met) == set(range(IMAGES))
-    assert set(met.values()) == {1}
-    assert soak.differences(tmp_path / "broken", tmp_path / "whole") == []
+    for images in ranks:
+        assert len(images["stopped"]) == 7
+        assert images["stopped"] + images["rest"] == images["whole"]
+        assert {len(step) for step in images["whole"]} == {PER_SHARD // 2}, "each reads its half"
+    assert Counter(i for images in ranks for step in images["whole"] for i in step) == Counter(range(IMAGES))
+    assert soak.differences(tmp_path / "stopped", tmp_path / "whole") == []
 
 
 # ---------------------------------------------------------------------------------------------- the same run to the bit
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_folder(tmp_path_factory.mktemp("photos"))
 
 
 @pytest.fixture(scope="module")
@@ -83,136 +71,107 @@ def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(data: Path, output: Path, **options: Any) -> TrainConfig:
-    settings: dict[str, Any] = {"model": "small", "pretrained": False, "epochs": 2, "resize": 40, "crop": 32}
-    settings |= {"batch_size": 4, "val_per_class": 2, "workers": 0, "cache": None, "lr": 0.02, "device": "cpu"}
-    return TrainConfig(data=str(data), output=output, **{**settings, **options})
-
-
-KINDS: dict[str, dict[str, Any]] = {
-    "learnable": {"ema": 0.9},
-    "mixup": {"method": "mixup"},
-    "randaugment": {"augmentation": Augmentation(meta_images="randaugment")},
-    "held-out": {"augmentation": Augmentation(meta_images="held-out", meta_share=0.2)},
-}
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stream_trains_as_decoded_images_do(photos: Path, packed: Path, tmp_path: Path, kind: str) -> None:
+def test_a_stream_trains_like_decoded_images(photos: Path, packed: Path, tmp_path: Path, kind: str) -> None:
     for data in (photos, packed):
-        reference = train(config(data, tmp_path / data.name, cache=tmp_path / "cache", **KINDS[kind]))
+        reference = train(quick_config(data, tmp_path / data.name, cache=tmp_path / "cache", **KINDS[kind]))
         for workers in (0, 2):
             output = tmp_path / f"{data.name}-{workers}"
-            run = train(config(data, output, images_on="stream", workers=workers, **KINDS[kind]))
+            run = train(quick_config(data, output, images_on="stream", workers=workers, **KINDS[kind]))
             assert soak.differences(run, reference) == []
 
 
-def test_what_is_decoded_and_what_is_kept(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = tmp_path / "cache"
-    with monkeypatch.context() as patch:
-        patch.setattr("semaug.training.trainer.decoded", lambda *_: pytest.fail("all images are decoded"))
-        train(config(photos, tmp_path / "run", images_on="stream", cache=cache))
-    assert not cache.exists()
-
-
-@pytest.mark.parametrize("kind", ["learnable", "held-out"])
-def test_a_run_goes_on_with_decoded_images_and_the_other_way_round(
-    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+def test_a_stream_neither_decodes_all_images_nor_fills_the_cache(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train(config(packed, tmp_path / "whole", **KINDS[kind]))
-    step, count = LearnableAugmentation.step, 0
+    monkeypatch.setattr("semaug.training.run_data.decoded", lambda *_: pytest.fail("all images are decoded"))
+    train(quick_config(photos, tmp_path / "run", epochs=1, images_on="stream", cache=tmp_path / "cache"))
+    assert not (tmp_path / "cache").exists()
 
-    def asked(self: LearnableAugmentation, *inputs: Tensor) -> dict[str, Tensor]:
-        nonlocal count
-        count += 1
-        if count in (1, 2, 3):
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, *inputs)
 
-    monkeypatch.setattr(LearnableAugmentation, "step", asked)
+def test_a_run_on_a_stream_can_be_resumed_with_decoded_images_and_the_other_way_round(
+    packed: Path, tmp_path: Path, before_step: BeforeStep
+) -> None:
+    whole = train(quick_config(packed, tmp_path / "whole", **KINDS["learnable"]))
+    before_step(lambda step: os.kill(os.getpid(), signal.SIGTERM) if step < 3 else None)
     for images_on in ("stream", None, "stream"):
         with pytest.raises(Interrupted):
-            train(config(packed, tmp_path / "run", images_on=images_on, workers=1, **KINDS[kind]))
-    assert soak.differences(train(config(packed, tmp_path / "run", **KINDS[kind])), whole) == []
+            train(quick_config(packed, tmp_path / "run", images_on=images_on, workers=1, **KINDS["learnable"]))
+    assert soak.differences(train(quick_config(packed, tmp_path / "run", **KINDS["learnable"])), whole) == []
 
 
-# --------------------------------------------------------------------------------------------------------- what is told
+# -------------------------------------------------------------------------------------------------------- the messages
 
 
-def test_an_image_that_cannot_be_read_ends_training_or_is_left_out(photos: Path, tmp_path: Path) -> None:
+def test_an_unreadable_image_ends_training_or_is_skipped(photos: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(photos, tmp_path / "photos"))
     bad = sorted((folder / "train").rglob("*.png"))[5]
     bad.write_bytes(b"no image")
     write_shards(read_data(str(folder)), tmp_path / "shards", per_shard=5)
     for data in (folder, tmp_path / "shards"):
-        streaming = config(data, tmp_path / f"{data.name}-run", images_on="stream", workers=1)
-        with pytest.raises(SemaugError, match=rf"^cannot read the image \S*{bad.name}: .*`on_bad_image` to skip"):
-            train(streaming)
+        settings = quick_config(data, tmp_path / f"{data.name}-run", epochs=2, images_on="stream", workers=1)
+        with pytest.raises(SemaugError, match=rf"^cannot read the image \S*{bad.name}: .*on.bad.image.? skip"):
+            train(settings)
         cache = tmp_path / f"{data.name}-cache"
-        run = train(replace(streaming, on_bad_image="skip", cache=cache))
+        run = train(replace(settings, on_bad_image="skip", cache=cache))
         assert [Path(row["image"]).name for row in read_json(run / "bad_images.json")] == [bad.name]
-        assert not list(cache.glob("*.npy")), "no pixels are kept"
-        other = train(config(data, tmp_path / f"{data.name}-decoded", on_bad_image="skip"))
+        assert not list(cache.glob("*.npy")), "no pixels are cached"
+        other = train(quick_config(data, tmp_path / f"{data.name}-decoded", epochs=2, on_bad_image="skip"))
         assert soak.differences(run, other) == []
 
 
-def test_a_test_image_that_cannot_be_read_costs_no_training(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_test_image_costs_no_training(photos: Path, tmp_path: Path, before_step: BeforeStep) -> None:
     folder = Path(shutil.copytree(photos, tmp_path / "photos"))
     images = sorted((folder / "test").rglob("*.*"))
     bad = images[1]
     bad.write_bytes(b"no image")
-    steps, step = [], LearnableAugmentation.step
-    monkeypatch.setattr(LearnableAugmentation, "step", lambda *inputs: steps.append(1) or step(*inputs))
-    streaming = config(folder, tmp_path / "run", images_on="stream", epochs=1)
+    steps: list[int] = []
+    before_step(steps.append)
+    settings = quick_config(folder, tmp_path / "run", images_on="stream", epochs=1)
     with pytest.raises(SemaugError, match=rf"^cannot read the image \S*{bad.name}: "):
-        train(streaming)
+        train(settings)
     assert len(steps) == 3
-    run = train(replace(streaming, on_bad_image="skip"))
-    assert len(steps) == 3, "it was trained already"
+    run = train(replace(settings, on_bad_image="skip"))
+    assert len(steps) == 3, "no step is repeated"
     assert read_json(run / "evaluation.json")["count"] == len(images) - 1
 
 
-def test_within_an_epoch_the_images_must_stay_the_same(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_within_an_epoch_the_images_must_stay_the_same(photos: Path, tmp_path: Path, before_step: BeforeStep) -> None:
     folder = Path(shutil.copytree(photos, tmp_path / "photos"))
-    step = LearnableAugmentation.step
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            LearnableAugmentation, "step", lambda *inputs: os.kill(os.getpid(), signal.SIGTERM) or step(*inputs)
-        )
-        with pytest.raises(Interrupted):
-            train(config(folder, tmp_path / "run", images_on="stream"))
+    settings = quick_config(folder, tmp_path / "run", images_on="stream", epochs=1)
+    before_step(lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 0 else None)
+    with pytest.raises(Interrupted):
+        train(settings)
     first, *_ = sorted((folder / "train").rglob("*.png"))
     shutil.copy(first, first.with_name("copy.png"))
-    with pytest.raises(SemaugError, match="was left within an epoch of 18 training images, and now there are 19"):
-        train(config(folder, tmp_path / "run", images_on="stream"))
+    with pytest.raises(SemaugError, match="interrupted within an epoch of 18 training images, and now there are 19"):
+        train(settings)
     first.with_name("copy.png").unlink()
-    train(config(folder, tmp_path / "run", images_on="stream"))
+    train(settings)
 
 
-def test_images_that_do_not_fit_are_told_with_what_to_do(
+def test_images_that_do_not_fit_cause_an_error_or_a_hint(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needed = 24 * 40 * 40 * 3  # of training and validation
-    cache, told = tmp_path / "new" / "cache", "the decoded images take 0.0 GB, and"
-    monkeypatch.setattr(room, "_free", lambda folder: needed - 1)
-    with pytest.raises(SemaugError, match=rf"^{told} .*cache has 0.0 GB left; set `images_on` to stream"):
-        train(config(photos, tmp_path / "run", cache=cache))
-    monkeypatch.setattr(room, "_memory", lambda: needed - 1)
-    with pytest.raises(SemaugError, match=rf"^{told} memory has 0.0 GB; set `images_on` to stream"):
-        train(config(photos, tmp_path / "run"))
-    monkeypatch.setattr(room, "_free", lambda folder: needed)
-    train(config(photos, tmp_path / "run", cache=cache, epochs=1))  # to a disk with room: a hint
-    assert f"{told} memory has 0.0 GB; set `images_on` to stream" in " ".join(capsys.readouterr().err.split())
-    monkeypatch.setattr(room, "_free", lambda folder: 0)
-    train(config(photos, tmp_path / "again", cache=cache, epochs=1))  # what is in the cache needs no room
-    train(config(photos, tmp_path / "stream", images_on="stream", epochs=1))
-    assert room._bytes(read_data(str(photos)).splits["train"], Preprocessing(40, 32)) == needed
+    needed = 24 * 40 * 40 * 3  # bytes, for training and validation
+    free = {"disk": needed - 1, "memory": 10**12}
+    sysconf, cache = os.sysconf, tmp_path / "new" / "cache"
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free["disk"]))
+    sizes = {"SC_PAGE_SIZE": lambda: 1, "SC_PHYS_PAGES": lambda: free["memory"]}
+    monkeypatch.setattr(os, "sysconf", lambda name: sizes[name]() if name in sizes else sysconf(name))
 
+    def quick(name: str, **options: Any) -> None:
+        train(quick_config(photos, tmp_path / name, epochs=1, method="isda", **options))
 
-def test_the_room_on_a_disk_is_that_of_the_folder_that_is_there(tmp_path: Path) -> None:
-    assert room._free(tmp_path / "a" / "b") == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
-    assert room._memory() > 1e8
+    sentence = "the decoded images take 0.0 GB, and"
+    with pytest.raises(SemaugError, match=rf"^{sentence} .*cache has 0.0 GB left; .*images.on.? stream"):
+        quick("run", cache=cache)
+    free["memory"] = needed - 1
+    with pytest.raises(SemaugError, match=rf"^{sentence} memory has 0.0 GB; .*images.on.? stream"):
+        quick("run")
+    free["disk"] = needed
+    quick("run", cache=cache)  # the disk is large enough: a hint
+    assert f"{sentence} memory has 0.0 GB; " in " ".join(capsys.readouterr().err.split())
+    free["disk"] = 0
+    quick("again", cache=cache)  # what is cached needs no space
+    quick("stream", images_on="stream")

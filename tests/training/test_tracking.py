@@ -1,4 +1,4 @@
-"""Runs tracked by the real TensorBoard and the real W&B (offline)."""
+"""Runs logged by the real TensorBoard and the real W&B (offline)."""
 
 import json
 from pathlib import Path
@@ -6,35 +6,17 @@ from typing import Any
 
 import pytest
 
-from photos import photo_folder
+from photos import quick_config
 from semaug.inference.runs import read_metrics
 from semaug.training.settings import TrainConfig
 from semaug.training.tracking import make_tracker
 from semaug.training.trainer import train
 from semaug.util import progress
-from semaug.util.errors import SemaugError
+from semaug.util.errors import MissingPackageError, SemaugError
 from semaug.util.files import read_json
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_folder(tmp_path_factory.mktemp("photos"))
-
-
-def config(photos: Path, output: Path, **options: Any) -> TrainConfig:
-    sizes: dict[str, Any] = {"resize": 40, "crop": 32, "batch_size": 4, "epochs": 3, "val_per_class": 2}
-    others: dict[str, Any] = {
-        "method": "learnable",
-        "model": "small",
-        "pretrained": False,
-        "workers": 0,
-        "cache": None,
-        "lr": 0.02,
-    }
-    return TrainConfig(data=str(photos), output=output, **sizes, **others, **options)
-
-
-def broken_off(settings: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupt(settings: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train until the second epoch has been saved."""
 
     def stop_after_two(self: progress.Progress, row: dict[str, Any], epochs: int) -> None:
@@ -55,35 +37,36 @@ def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_tensorboard_shows_each_epoch_once_also_of_a_run_that_went_on(
+def test_tensorboard_shows_each_epoch_of_a_resumed_run_once(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = config(photos, tmp_path / "run", track="tensorboard")
-    broken_off(settings, monkeypatch)
+    settings = quick_config(photos, tmp_path / "run", track="tensorboard")
+    interrupt(settings, monkeypatch)
     run = train(settings)
-    found, rows = scalars(run), read_metrics(run)
+    logged, rows = scalars(run), read_metrics(run)
+    assert "epoch" not in logged
     for name in ("val_top1", "train_loss", "strength"):
-        assert found[name] == [(row["epoch"], pytest.approx(row[name])) for row in rows]
+        assert logged[name] == [(row["epoch"], pytest.approx(row[name])) for row in rows]
     evaluation = read_json(run / "evaluation.json")
-    assert found["evaluation/test_top1"] == [(evaluation["best_epoch"], pytest.approx(evaluation["top1"]))]
-    before = {file.name: file.read_bytes() for file in (run / "tensorboard").iterdir()}
-    assert len(before) == 2
-    assert any(b'"learnable"' in content for content in before.values()), "the settings are there"
+    assert logged["evaluation/test_top1"] == [(evaluation["best_epoch"], pytest.approx(evaluation["top1"]))]
+    files = [file.read_bytes() for file in (run / "tensorboard").iterdir()]
+    assert len(files) == 2
+    assert any(b'"learnable"' in content for content in files), "the settings are logged"
 
 
-def test_tensorboard_forgets_an_epoch_that_was_tracked_and_not_saved(tmp_path: Path) -> None:
+def test_tensorboard_discards_an_epoch_that_was_logged_and_not_saved(tmp_path: Path) -> None:
     for done, values in ((0, {1: 0.1, 2: 0.2}), (1, {2: 0.3, 3: 0.4})):
         tracker = make_tracker("tensorboard", tmp_path, {}, done)
         for epoch, value in values.items():
-            tracker.epoch({"epoch": epoch, "val_top1": value})
+            tracker.log(epoch, {"val_top1": value})
         tracker.close()
     assert scalars(tmp_path)["val_top1"] == [(1, pytest.approx(0.1)), (2, pytest.approx(0.3)), (3, pytest.approx(0.4))]
 
 
-def test_wandb_goes_on_with_the_same_run(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_continues_the_same_run(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    settings = config(photos, tmp_path / "run", track="wandb")
-    broken_off(settings, monkeypatch)
+    settings = quick_config(photos, tmp_path / "run", track="wandb")
+    interrupt(settings, monkeypatch)
     run = train(settings)
     name = json.loads((run / "tracking.json").read_text())["wandb"]
     folders = sorted((run / "wandb").glob("offline-run-*"))
@@ -94,21 +77,21 @@ def test_wandb_goes_on_with_the_same_run(photos: Path, tmp_path: Path, monkeypat
     assert b"test_mean_class_accuracy" in logged[1]
 
 
-def test_a_missing_package_is_told_before_anything_is_written(
+def test_a_missing_package_is_an_error_before_anything_is_written(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("semaug.training.tracking.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SemaugError, match=r"--track wandb needs the package wandb; pip install 'semaug\[wandb\]'"):
-        train(config(photos, tmp_path / "run", track="wandb"))
+    with pytest.raises(MissingPackageError, match=r"`track` wandb needs a package: pip install 'semaug\[wandb\]'"):
+        train(quick_config(photos, tmp_path / "run", track="wandb"))
     assert not (tmp_path / "run").exists()
 
 
-def test_wandb_without_a_login_is_told_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_without_a_login_is_explained_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
 
     def refuse(**options: Any) -> None:
         raise wandb.errors.UsageError("No API key configured.\nUse `wandb login`")
 
     monkeypatch.setattr(wandb, "init", refuse)
-    with pytest.raises(SemaugError, match="wandb does not start \\(No API key configured\\); run `wandb login`"):
+    with pytest.raises(SemaugError, match="wandb does not start \\(No API key configured\\); log in to wandb, or set"):
         make_tracker("wandb", tmp_path, {}, 0)

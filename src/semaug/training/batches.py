@@ -1,17 +1,16 @@
-"""What each step of training is made on: which images, how they are cropped and changed, and where they come from.
+"""Batches of training images: which images a step gets, how they are cropped and transformed, and their pixels.
 
-All that is random is drawn from the seed of the epoch, for the batches of all ranks, before images are looked at: so it
-depends neither on the number of ranks nor on whether images are decoded already, and any step of an epoch can be taken
-up again.
+All random numbers of an epoch follow from its seed. They are drawn for the batches of all ranks, before any image is
+read, so they depend neither on the number of ranks nor on where images are decoded, and an epoch can be resumed at any
+step.
 """
 
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import tee
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,31 +21,42 @@ from semaug.data.images import Preprocessing
 from semaug.data.samples import Samples
 from semaug.data.stream import shards_of, stream_pixels, streaming_order
 from semaug.training.settings import TrainConfig, given
+from semaug.training.state import EpochState
 from semaug.util import distributed
-from semaug.util.errors import SemaugError
+from semaug.util.errors import SettingError
 
-Inputs = tuple[tuple[Tensor, ...], Tensor]
-"""What a step takes (images, labels and, where the meta loss has its own, those), and the generator's state after."""
+Images = Tensor | Samples
+"""Images of a split: decoded pixels, uint8 (N, resize, resize, 3), or the samples themselves, decoded when needed."""
 
 
-class Pixels:
-    """Pixels of images on a device: of decoded images, or decoded just ahead of who asks for them."""
+@dataclass
+class PixelLoader:
+    """Loads pixels onto a device."""
 
-    def __init__(self, preprocessing: Preprocessing, device: torch.device, workers: int) -> None:
-        self.preprocessing, self.device, self.workers = preprocessing, device, workers
-        self.waited = 0.0  # seconds, for images that were not yet decoded
+    preprocessing: Preprocessing
+    device: torch.device
+    workers: int  # processes that decode images ahead, if they are not decoded yet
+    waited: float = 0.0  # seconds spent waiting for them
 
-    def of(self, images: Tensor | Samples, parts: Iterable[Tensor]) -> Generator[Tensor, None, None]:
-        """For each part of a split, given as the places of its images, their pixels."""
+    def load(self, images: Images, batches: Iterable[Tensor]) -> Generator[Tensor, None, None]:
+        """Load several batches.
+
+        Args:
+            images: Images of a split.
+            batches: Indices of the images of each batch.
+
+        Yields:
+            uint8 pixels (N, resize, resize, 3) of each batch.
+        """
         if isinstance(images, Tensor):
-            for part in parts:
-                yield images[part.to(images.device)].to(self.device)
+            for indices in batches:
+                yield images[indices.to(images.device)].to(self.device)
             return
         on_gpu = self.device.type == "cuda"
-        with closing(stream_pixels(images, self.preprocessing, parts, self.workers, pinned=on_gpu)) as found:
+        with closing(stream_pixels(images, self.preprocessing, batches, self.workers, pinned=on_gpu)) as stream:
             while True:
                 started = time.perf_counter()
-                pixels = next(found, None)
+                pixels = next(stream, None)
                 self.waited += time.perf_counter() - started
                 if pixels is None:
                     return
@@ -54,129 +64,110 @@ class Pixels:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Images of a batch of all ranks, by their places in the training split, and how they are cropped."""
+class _Plan:
+    """The random draws of a step, for the batch of all ranks."""
 
-    places: Tensor
-    rows: Tensor  # those that this rank needs
-    corners: Tensor
+    indices: Tensor  # of its images in the training split
+    rows: Tensor  # of the batch, that this rank trains on
+    needed: Tensor  # rows that it loads: where images are mixed, those with their partners
+    corners: Tensor  # of the crops
     flipped: Tensor
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is drawn for a step: the batch and, where it is held out, that of the meta loss."""
-
-    part: Part
-    rows: Tensor  # this rank's, of the batch of all ranks
-    seed: int  # of what changes images by more than crop and flip
-    after: Tensor  # the state of the generator
+    seed: int  # of further transforms
+    generator: Tensor  # its state after these draws
 
 
 class Batches:
-    """The training images in batches of two halves, in another order in every epoch; of each batch this rank's part."""
+    """The training images in batches of two halves, in a new order in every epoch; of each batch this rank's rows.
+
+    Args:
+        images: Images of the training split.
+        samples: The training split, for its labels and shards.
+        transforms: Transforms of the method, besides cropping and flipping.
+        config: Resolved settings of the run.
+        loader: Loads pixels.
+
+    Raises:
+        SettingError: If a half batch has fewer images than there are ranks.
+    """
 
     def __init__(
-        self,
-        source: Tensor | Samples,
-        samples: Samples,
-        transforms: ImageTransforms,
-        config: TrainConfig,
-        pixels: Pixels,
+        self, images: Images, samples: Samples, transforms: ImageTransforms, config: TrainConfig, loader: PixelLoader
     ) -> None:
-        """`source` are the decoded pixels of all `samples`, or these themselves where nothing is decoded yet."""
-        self.source, self.transforms, self.config, self.pixels = source, transforms, config, pixels
-        self.preprocessing = pixels.preprocessing
-        self.labels = as_tensor(samples.labels).to(pixels.device)
-        self.shards = shards_of(samples)
-        smallest = self.images // self.steps
-        if smallest // 2 < distributed.world_size():
-            raise SemaugError(
-                f"halves of {smallest // 2} images are too small for {distributed.world_size()} processes, each of "
-                "which needs one; give a larger --batch-size, or start fewer"
+        self._images, self._transforms, self._seed, self._loader = images, transforms, config.seed, loader
+        self._preprocessing, self._shards = loader.preprocessing, shards_of(samples)
+        self._labels = torch.from_numpy(np.array(samples.labels, dtype=np.int64)).to(loader.device)
+        self.images = len(samples)
+        batch = 2 * given(config.batch_size)
+        self.steps = min(math.ceil(self.images / batch), self.images // 2)  # so that each half has an image
+        half, ranks = self.images // self.steps // 2, distributed.world_size()
+        if half < ranks:
+            raise SettingError(
+                f"halves of {half} images are too small for {ranks} processes, each of which needs one; give a larger "
+                "`batch_size`, or start fewer processes",
+                on_all_ranks=True,
             )
 
-    @property
-    def images(self) -> int:
-        """How many images an epoch has."""
-        return len(self.labels)
-
-    @property
-    def steps(self) -> int:
-        """How many batches an epoch has: none has a single image, which cannot be cut in two halves."""
-        return min(math.ceil(self.images / (2 * given(self.config.batch_size))), self.images // 2)
-
     @contextmanager
-    def left(self, epoch: int, within: dict[str, Any]) -> Iterator[Iterator[Inputs]]:
-        """For each step that is left of an epoch its inputs, and the state of the generator after them.
+    def remaining(self, epoch: int, state: EpochState) -> Iterator[Iterator[tuple[Tensor, Tensor, Tensor]]]:
+        """Iterate over the remaining steps of an epoch.
 
-        `within` says how many steps were made (`step`) and, if any, the state of the generator then (`generator`).
+        Args:
+            epoch: Number of completed epochs.
+            state: Progress within the epoch.
+
+        Yields:
+            An iterator over images, labels, and the state of the random generator after the step.
         """
-        plans, ahead = tee(self._plans(epoch, within))
-        places = (plan.part.places[plan.part.rows] for plan in ahead)
-        with closing(self.pixels.of(self.source, places)) as pixels:
-            yield ((self._inputs(plan, pixels), plan.after) for plan in plans)
+        plans, ahead = tee(self._plans(epoch, state))
+        needed = (plan.indices[plan.needed] for plan in ahead)
+        with closing(self._loader.load(self._images, needed)) as pixels:
+            yield ((*self._inputs(plan, next(pixels)), plan.generator) for plan in plans)
 
-    def _plans(self, epoch: int, within: dict[str, Any]) -> Iterator[Plan]:
-        """What is drawn for each step that is left of an epoch, from the seed alone."""
-        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + epoch)
-        if self.shards is None:
+    def _plans(self, epoch: int, state: EpochState) -> Iterator[_Plan]:
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        if self._shards is None:
             order = torch.randperm(self.images, generator=generator)
         else:
-            order = streaming_order(self.shards, generator)
-        if "generator" in within:
-            generator.set_state(within["generator"])
-        for batch in order.tensor_split(self.steps)[within["step"] :]:
-            yield self._plan(batch, generator)
+            order = streaming_order(self._shards, generator)
+        if state.generator is not None:
+            generator.set_state(state.generator)
+        for indices in order.tensor_split(self.steps)[state.step :]:
+            total = len(indices)
+            rows = distributed.shard(torch.arange(total))
+            needed = rows if self._transforms.on_batch is None else torch.cat(_with_partners(rows, total))
+            corners, flipped = self._preprocessing.draw_crops(total, generator)
+            seed = 0 if self._transforms.is_plain else int(torch.randint(2**62, (), generator=generator))
+            yield _Plan(indices, rows, needed, corners, flipped, seed, generator.get_state())
 
-    def _plan(self, places: Tensor, generator: torch.Generator) -> Plan:
-        """Random numbers are drawn for the whole batch, of all ranks, whatever this rank needs of it."""
-        rows = distributed.shard(torch.arange(len(places)))
-        needed = rows if self.transforms.on_batch is None else torch.cat(_with_partners(rows, len(places)))
-        draw = self.preprocessing.draw_crops
-        part = Part(places, needed, *draw(len(places), generator))
-        seed = 0 if self.transforms.is_plain else int(torch.randint(2**62, (), generator=generator))
-        return Plan(part, rows, seed, generator.get_state())
-
-    def _inputs(self, plan: Plan, pixels: Iterator[Tensor]) -> tuple[Tensor, ...]:
-        """Images and labels of a batch and, where the meta loss has a batch of its own, that of the meta loss.
-
-        What is made, and returned, is this rank's part.
-        """
-        transforms, total = self.transforms, len(plan.part.places)
-        crops, targets = self._crops(plan.part, next(pixels))
-        with _drawing_from(plan.seed):
+    def _inputs(self, plan: _Plan, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels of this rank's rows."""
+        transforms, total, needed = self._transforms, len(plan.indices), plan.needed
+        crops = self._preprocessing.cropped(pixels, plan.corners[:, needed], plan.flipped[needed])
+        labels = self._labels[plan.indices[needed].to(self._labels.device)]
+        with _seeded(plan.seed):
             if transforms.on_crops is not None:
-                crops = transforms.on_crops(crops, plan.rows, total)
-            images = self.preprocessing.normalised(crops)
+                crops = transforms.on_crops(crops, needed, total)
+            images = self._preprocessing.normalised(crops)
             if transforms.on_images is not None:
-                images = transforms.on_images(images, plan.rows, total)
+                images = transforms.on_images(images, needed, total)
             if transforms.on_batch is not None:
-                images, targets = self._mixed(transforms.on_batch, images, targets, plan)
-        return images, targets
+                images, labels = self._mixed(transforms.on_batch, images, labels, plan)
+        return images, labels
 
-    def _mixed(self, mix: OnBatch, images: Tensor, targets: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        """Each image mixed with the one before it in the batch of all ranks, in the same way for all."""
-        sizes = [len(part) for part in _with_partners(plan.rows, len(plan.part.places))]
-        found = []
-        for some, labels in zip(images.split(sizes), targets.split(sizes), strict=True):
+    def _mixed(self, mix: OnBatch, images: Tensor, labels: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
+        """Mix each image with the one before it in the batch of all ranks, with the same draws for all."""
+        sizes = [len(part) for part in _with_partners(plan.rows, len(plan.indices))]
+        mixed = []
+        for some_images, some_labels in zip(images.split(sizes), labels.split(sizes), strict=True):
             torch.default_generator.manual_seed(plan.seed)
-            found.append([part[1:] for part in mix(some, labels)])  # the first has not met its own partner
-        first, second = zip(*found, strict=True)
+            mixed.append([part[1:] for part in mix(some_images, some_labels)])  # the first is a partner only
+        first, second = zip(*mixed, strict=True)
         return torch.cat(first), torch.cat(second)
-
-    def _crops(self, part: Part, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        crops = self.preprocessing.cropped(pixels, part.corners[:, part.rows], part.flipped[part.rows])
-        return crops, self.labels[part.places[part.rows].to(self.labels.device)]
-
-
-def as_tensor(labels: Sequence[int]) -> Tensor:
-    return torch.from_numpy(np.array(labels, dtype=np.int64))
 
 
 @contextmanager
-def _drawing_from(seed: int) -> Iterator[None]:
-    """Inside, the CPU's random numbers follow from the seed alone, whatever has been drawn before."""
+def _seeded(seed: int) -> Iterator[None]:
+    """Inside, random numbers of the CPU follow from the seed alone; afterwards, from what was drawn before."""
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     try:
@@ -186,6 +177,6 @@ def _drawing_from(seed: int) -> Iterator[None]:
 
 
 def _with_partners(rows: Tensor, total: int) -> list[Tensor]:
-    """A rank's rows of the first and of the second half of a batch, each with the row before them at the front."""
+    """A rank's rows of the first and of the second half of a batch, each preceded by the row before them."""
     first = rows < math.ceil(total / 2)
     return [torch.cat([(part[:1] - 1) % total, part]) for part in (rows[first], rows[~first])]

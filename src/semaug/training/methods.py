@@ -1,23 +1,21 @@
 """The table of training methods.
 
-Each row says what happens to the images, where Σ comes from, which learner takes the steps and which settings matter.
-The trainer, `compare`, `reproduce`, the reports and the command line take everything from here: adding a method means
-adding a row.
+A row says what happens to the images, where Σ comes from, which learner takes the steps and which settings matter. The
+trainer, `compare`, `reproduce`, the reports and the command line read this table; to add a method, add a row.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import torch
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Adam, Optimizer
 
+from semaug import p2p
 from semaug.data.augmentation import IMAGE_TRANSFORMS, PLAIN, ImageTransforms
 from semaug.isda.sources import ClassCovariance, Constant, CovNet, Source
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
-from semaug.network.network import Composite, Network
+from semaug.network.network import Network
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Method:
         source: Makes the source of Σ; None for methods without semantic augmentation.
         learner: The class that takes the training steps.
         composite: Name of the composite model built around the network (``"p2p"``), or None.
-        base: Name of the method without the composite model; the method itself if there is none.
+        base: Name of the method without the composite model. Default: its own name.
         options: Fields of :class:`Augmentation` that the method uses.
         defaults: Defaults of training settings that differ from the common ones.
         width_divisor: Default hidden width of CovNet is the feature dimension divided by this.
@@ -90,40 +88,29 @@ class Method:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     width_divisor: int = 4
 
+    def __post_init__(self) -> None:
+        if not self.base:
+            object.__setattr__(self, "base", self.name)
+
     @property
     def augments(self) -> bool:
         """Whether the method has a Σ."""
         return self.source is not None
 
-    @property
-    def meta_loop(self) -> bool:
-        """Whether the method learns Σ by the meta loop."""
-        return "frozen_blocks" in self.options
-
     def resolve(self, settings: Augmentation) -> Augmentation:
-        """Fill in this method's defaults.
-
-        Args:
-            settings: Settings in which `strength` and `interval` may be None.
-
-        Returns:
-            The same settings with both set.
-        """
-        strength, interval = self.defaults.get("strength", 10.0), self.defaults.get("interval", 1)
-        return replace(
-            settings,
-            strength=strength if settings.strength is None else settings.strength,
-            interval=interval if settings.interval is None else settings.interval,
-        )
-
-    def relevant(self, settings: Augmentation) -> Augmentation:
-        """Reset the settings that this method does not use.
+        """Fill in this method's default `strength` and `interval` where they are None.
 
         Args:
             settings: Any settings.
+        """
+        defaults = {"strength": self.defaults.get("strength", 10.0), "interval": self.defaults.get("interval", 1)}
+        return replace(settings, **{k: v for k, v in defaults.items() if getattr(settings, k) is None})
 
-        Returns:
-            The settings with unused fields at their defaults, so that they do not identify a run.
+    def relevant(self, settings: Augmentation) -> Augmentation:
+        """Reset what this method does not use to its default, so that it does not identify a run.
+
+        Args:
+            settings: Any settings.
         """
         return replace(Augmentation(), **{name: getattr(settings, name) for name in self.options})
 
@@ -193,10 +180,8 @@ def _on_p2p(base: Method) -> Method:
     )
 
 
-_BASE = {method.name: replace(method, base=method.name) for method in _BASE_METHODS}
-METHODS: dict[str, Method] = _BASE | {
-    method.name: method for method in (_on_p2p(_BASE[name]) for name in ("basic", "isda", "learnable"))
-}
+_P2P_METHODS = [_on_p2p(method) for method in _BASE_METHODS if method.name in ("basic", "isda", "learnable")]
+METHODS: dict[str, Method] = {method.name: method for method in (*_BASE_METHODS, *_P2P_METHODS)}
 """All methods by name."""
 
 if TYPE_CHECKING:
@@ -212,29 +197,11 @@ def method_on(composite: str | None, base: str) -> Method:
         composite: Name of the composite model, or None for the plain network.
         base: Name of the method without it.
 
-    Returns:
-        The row.
-
     Raises:
-        KeyError: If there is no such combination.
+        KeyError: If there is no such row.
     """
-    for method in METHODS.values():
-        if (method.composite, method.base) == (composite, base):
-            return method
-    raise KeyError(f"no method {base!r} on {composite!r}")
-
-
-def _composite(name: str | None) -> Composite | None:
-    """How the meta loop runs a composite model."""
-    if name is None:
-        return None
-    return Composite(
-        run=lambda model, images: cast(Any, model).outputs(images),
-        logits=lambda outputs: outputs.logits,
-        rest=lambda model, outputs, labels: cast(Any, model).rest_of_loss(outputs, labels),
-        run_head=lambda model, images: cast(Any, model).head_logits(images),
-        after=lambda model, outputs: cast(Any, model).update_templates(outputs),
-    )
+    rows: dict[tuple[str | None, str], Method] = {(row.composite, row.base): row for row in METHODS.values()}
+    return rows[composite, base]
 
 
 def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
@@ -259,13 +226,9 @@ def make_learner(
     model: nn.Module,
     optimizer: Optimizer,
     *,
-    label_smoothing: float = 0.0,
-    clip_norm: float | None = None,
-    micro_batch: int | None = None,
     compile: bool = False,
     sync_batch_norm: bool = False,
-    autocast: torch.dtype | None = None,
-    scaler: GradScaler | None = None,
+    **options: Any,
 ) -> LearnableAugmentation:
     """Make the learner that trains a network by a method.
 
@@ -274,13 +237,10 @@ def make_learner(
         settings: Settings of the augmentation.
         model: The network, already built as the method's composite model if it has one.
         optimizer: Optimiser of the network's parameters.
-        label_smoothing: Label smoothing of the loss, in [0, 1].
-        clip_norm: Largest norm of the gradient; None for no clipping.
-        micro_batch: Most images in one forward pass; None for the whole half batch.
         compile: Whether to compile the ordinary pass with `torch.compile`.
         sync_batch_norm: Whether BatchNorm normalises over all ranks.
-        autocast: Precision of the backbone; None for that of the parameters.
-        scaler: Gradient scaler for fp16.
+        **options: Further arguments of :class:`~semaug.LearnableAugmentation`: `label_smoothing`, `clip_norm`,
+            `micro_batch`, `autocast` and `scaler`.
 
     Returns:
         The learner.
@@ -292,13 +252,13 @@ def make_learner(
     settings = row.resolve(settings)
     network = Network(
         model,
-        settings.frozen_blocks if row.meta_loop else 0,
+        settings.frozen_blocks if "frozen_blocks" in row.options else 0,
         head="head" if row.composite else None,
         compile="inductor" if compile else None,
-        composite=_composite(row.composite),
+        composite=p2p.composite() if row.composite == "p2p" else None,
         sync_batch_norm=sync_batch_norm,
     )
-    if row.width_divisor != 4 and settings.width is None:
+    if settings.width is None:
         settings = replace(settings, width=max(1, network.feature_dim // row.width_divisor))
     source = row.source(settings, network.num_classes, network.feature_dim) if row.source else Constant(0.0)
     source = source.to(network.head.weight.device)
@@ -306,23 +266,14 @@ def make_learner(
     meta_optimizer: Optimizer | None = None
     if learned:
         meta_optimizer = (SGD if settings.meta_optimizer == "sgd" else Adam)(learned, lr=settings.meta_lr)
-    assert settings.strength is not None and settings.interval is not None  # noqa: PT018
+    passed_on = ("strength_power", "interval", "order", "engine", "detach_real", "pseudo")
     return row.learner(
         network,
         optimizer,
         source,
         meta_optimizer,
-        strength=settings.strength if row.augments else 0.0,
-        strength_power=settings.strength_power,
-        interval=settings.interval,
-        order=settings.order,
-        engine=settings.engine,
-        detach_real=settings.detach_real,
-        label_smoothing=label_smoothing,
-        clip_norm=clip_norm,
-        micro_batch=micro_batch,
-        autocast=autocast,
-        scaler=scaler,
-        pseudo=settings.pseudo,
+        strength=(settings.strength or 0.0) if row.augments else 0.0,
         sync_batch_norm=sync_batch_norm,
+        **{name: getattr(settings, name) for name in passed_on},
+        **options,
     )

@@ -1,20 +1,26 @@
-"""The settings of a training run; the command line is made from them."""
+"""Settings of a training run. The command line is generated from them."""
 
+import json
 import shutil
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 
+from semaug.data.images import Preprocessing
 from semaug.training.methods import METHODS, Augmentation, MethodName
-from semaug.util.errors import SemaugError
+from semaug.util.errors import SettingError
 
 Value = TypeVar("Value")
 
 
 def given(value: Value | None) -> Value:
-    """A setting that :meth:`TrainConfig.filled` has filled in."""
+    """Return a setting that :meth:`TrainConfig.filled` has set.
+
+    Args:
+        value: The setting.
+    """
     assert value is not None
     return value
 
@@ -31,94 +37,95 @@ class TrainConfig:
     data: str = "birds"
     """Name of a data set (birds, cub, aircraft, cars, nabirds, imagenet), or path of a folder or table of images."""
     data_root: Path | None = _free(None)
-    """Folder that holds the named data sets; $SEMAUG_DATA, or ./data, if not given."""
+    """Folder of the named data sets. Default: $SEMAUG_DATA, or ./data."""
     download: bool = _free(False)
-    """Fetch a named data set that is not there, where its host still offers it."""
+    """Download a named data set that is missing, if its host still offers it."""
     model: str | None = None
-    """timm name, or torchvision/NAME; resnet50 if not given (a small network of our own on the embedded birds)."""
+    """timm name, or torchvision/NAME. Default: resnet50; on the embedded birds "small", a network of our own."""
     weights: Path | None = None
-    """Weights to start from: a .safetensors file, or a .pth file (which is read without unpickling)."""
+    """Weights to start from: a .safetensors file, or a .pth file, which is read without unpickling."""
     pretrained: bool | None = None
-    """Start from the library's ImageNet weights; yes if not given, except with --weights, for our own small network, or
-    on the embedded birds."""
+    """Start from the library's ImageNet weights. Default: yes, except with `weights`, for "small" and on the birds."""
     method: MethodName = "isda"
-    """How to train: isda did best in our comparisons (docs/learning-the-covariance.md); learnable is the paper's."""
+    """Training method. Default: isda, the best in our comparisons; the paper's is learnable."""
     epochs: int | None = None
-    """100 as in the paper if not given, 300 for P2P-Net; 15 on the embedded birds."""
+    """Number of epochs. Default: 100; 300 for P2P-Net; 15 on the embedded birds."""
     output: Path | None = _free(None)
-    """The run directory; runs/DATA-MODEL-METHOD-SEED if not given. A run that was broken off there goes on."""
+    """Run directory. Default: runs/DATA-MODEL-METHOD-SEED. An interrupted run there is resumed."""
     seed: int = 0
     """Seed of all random numbers."""
     resume: bool = _free(True)
-    """Go on with an unfinished run in the output directory; otherwise it is an error that there is one."""
+    """Resume an unfinished run in the run directory. If disabled, such a run is an error."""
 
     augmentation: Augmentation = field(default_factory=Augmentation)
 
     resize: int | None = None
-    """Side of the square that images are resized to: 600 as in the paper; 96 on the embedded birds."""
+    """Side in pixels of the square that images are resized to. Default: 600; 96 on the embedded birds."""
     crop: int | None = None
-    """Side of the crop: 448 as in the paper; 88 on the embedded birds."""
+    """Side in pixels of the crop. Default: 448; 88 on the embedded birds."""
     shape: Literal["squash", "aspect"] = "squash"
-    """Resize both sides (the paper), or keep the aspect ratio and take the middle square."""
+    """How images become square: squash resizes both sides, as in the paper; aspect takes the central square."""
 
     batch_size: int | None = None
-    """Images per update, of all processes together; a loaded batch holds two such halves. 64 as in the paper; 16 on the
-    embedded birds."""
+    """Images per update over all processes; a loaded batch has two such halves. Default: 64; 16 on the birds."""
     micro_batch: int | None = None
-    """At most this many images go through the network at once; gradients are summed: the same batch on a small GPU."""
+    """Most images in one forward pass; gradients are summed. It lets the same batch fit on a small GPU."""
     optimizer: Literal["sgd", "adamw"] | None = None
-    """Optimiser of the network: SGD as in the paper; AdamW on the embedded birds, from scratch."""
+    """Optimiser of the network. Default: sgd; adamw on the embedded birds, which are trained from scratch."""
     lr: float | None = None
-    """Learning rate of the network, with cosine decay to zero: 0.03 for SGD as in the paper, 0.005 for AdamW; for
-    P2P-Net 0.002, that of its new layers, of which the backbone has a tenth."""
+    """Learning rate of the network, with cosine decay to zero. Default: 0.03 for sgd, 0.005 for adamw; 0.002 for
+    P2P-Net, whose backbone has a tenth of it."""
     momentum: float = 0.9
-    """Momentum (SGD)."""
+    """Momentum of sgd."""
     weight_decay: float | None = None
-    """Weight decay of the network: 0 for SGD as in the paper (0.0005 for P2P-Net), 0.05 for AdamW."""
+    """Weight decay of the network. Default: 0 for sgd, 0.05 for adamw; 0.0005 for P2P-Net."""
     warmup_epochs: float = 5.0
-    """Epochs over which the learning rate grows from zero (at most a tenth of all)."""
+    """Epochs over which the learning rate grows from zero; at most a tenth of all epochs."""
     label_smoothing: float = 0.0
-    """Share of the label that goes to all classes alike."""
+    """Share of the label that is spread over all classes."""
     clip_norm: float | None = None
-    """Largest norm of the gradient."""
+    """Largest norm of the gradient. Default: no limit."""
     ema: float | None = None
-    """Decay of a running average of the weights, which is then what is evaluated and kept (0.999, say)."""
+    """Decay of a moving average of the weights (0.999, for example), which is then evaluated and saved."""
     sync_batch_norm: bool = False
-    """Under torchrun, let BatchNorm normalise by the images of all processes; otherwise by those of each."""
+    """Under torchrun: let BatchNorm normalise over the images of all processes instead of each process's own."""
     patience: int | None = None
-    """Stop when the validation accuracy has not risen for this many epochs."""
+    """Stop when the validation accuracy has not improved for this many epochs. Default: never."""
 
     val_fraction: float = 0.1
-    """Share of the training images held out to choose the best epoch, where the data has no validation split."""
+    """Share of the training images to validate on, if the data set has no validation split."""
     val_per_class: int | None = None
-    """Hold out this many images of each class instead."""
+    """Validate on this many training images of each class instead."""
     select: Literal["val", "test"] = "val"
-    """Choose the best epoch on the validation split. "test" trains on all images and chooses on the test split, as
-    much published code does: the figure is then too good, and good for comparison with such figures only."""
+    """Split on which the best epoch is chosen. "test" trains on all images and chooses on the test split, as much
+    published code does; its accuracy is too high, and comparable with such results only."""
 
     device: str | None = _free(None)
-    """cuda if there is one, else cpu."""
+    """Device of the network. Default: cuda if there is one, else cpu."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
-    """bf16 on a GPU, fp32 on a CPU if not given."""
+    """Precision of the network. Default: bf16 on a GPU, fp32 on a CPU."""
     compile: bool = _free(False)
-    """Speed up the network's forward and backward pass by torch.compile; the first steps then take minutes."""
+    """Speed up the network with torch.compile; the first steps then take minutes."""
     workers: int = _free(2)
-    """Processes that decode images: when the cache is built, or all the time with --images-on stream (for each process
-    that torchrun starts)."""
+    """Number of processes that decode images, for each process of torchrun."""
     cache: Path | None = _free(Path("~/.cache/semaug"))
-    """Folder of decoded images, shared by runs; --cache None keeps them in memory only."""
+    """Folder for decoded images, shared by runs; None keeps them in memory only."""
     on_bad_image: Literal["stop", "skip"] = _free("stop")
-    """Images that cannot be read are listed before training starts. stop: train only when there are none; skip: go on
-    without them. With --images-on stream they are looked for with skip alone; otherwise the first one ends training."""
+    """Unreadable images: stop before training and list them, or skip them. With `images_on` stream, stop does not check
+    them in advance: the first one ends training."""
     track: Literal["tensorboard", "wandb"] | None = _free(None)
-    """Show settings, metrics of each epoch and the final evaluation in TensorBoard (OUTPUT/tensorboard) or Weights &
-    Biases too; a run that goes on, goes on there. Needs pip install 'semaug[tensorboard]' or 'semaug[wandb]'."""
+    """Also log settings, metrics and evaluation to TensorBoard (OUTPUT/tensorboard) or Weights & Biases. Needs pip
+    install 'semaug[tensorboard]' or 'semaug[wandb]'."""
     images_on: Literal["gpu", "ram", "stream"] | None = _free(None)
-    """Where decoded images lie during training: on the GPU if they take less than half of its memory. stream: nowhere;
-    they are decoded again in every epoch, just ahead of the step, for data that is larger than memory or disk."""
+    """Where decoded images are kept: GPU memory, RAM, or nowhere (stream: decode every epoch, for data larger than
+    memory and disk). Default: gpu if they take less than half of its free memory, else ram."""
 
     def filled(self) -> "TrainConfig":
-        """The same configuration with every default made explicit."""
+        """The same settings with all defaults filled in.
+
+        Raises:
+            SettingError: If a setting is out of range.
+        """
         embedded, method = self.data == "birds", METHODS[self.method]
         adamw = self.optimizer == "adamw" or (self.optimizer is None and embedded)
         model = self.model or ("small" if embedded else "resnet50")
@@ -140,36 +147,44 @@ class TrainConfig:
         }
         missing = {key: value for key, value in defaults.items() if getattr(self, key) is None}
         augmentation = self.augmentation
-        if (
-            embedded and method.composite is None and augmentation.strength is None
-        ):  # learned from scratch, features spread more
-            augmentation = replace(augmentation, strength=3.0)
+        if embedded and method.composite is None and augmentation.strength is None:
+            augmentation = replace(augmentation, strength=3.0)  # features of a network from scratch spread more
         config = replace(self, augmentation=method.resolve(augmentation), **missing)
         config._check()
         return config
 
     def _check(self) -> None:
-        for condition, message in (
-            (given(self.epochs) < 1, f"--epochs must be at least 1, not {self.epochs}"),
-            (given(self.batch_size) < 1, f"--batch-size must be at least 1, not {self.batch_size}"),
-            (self.micro_batch is not None and self.micro_batch < 1, "--micro-batch must be at least 1"),
-            (not given(self.lr) > 0, f"--lr must be positive, not {self.lr}"),
-            (not 0 < self.val_fraction < 1, f"--val-fraction must lie between 0 and 1, not {self.val_fraction}"),
-            (self.ema is not None and not 0 < self.ema < 1, f"--ema must lie between 0 and 1, not {self.ema}"),
-        ):
-            if condition:
-                raise SemaugError(message)
+        for name, least in (("epochs", 1), ("batch_size", 1), ("micro_batch", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise SettingError(f"`{name}` must be at least {least}, not {value}")
+        if not given(self.lr) > 0:
+            raise SettingError(f"`lr` must be positive, not {self.lr}")
+        for name in ("val_fraction", "ema"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1:
+                raise SettingError(f"`{name}` must lie between 0 and 1, not {value}")
         if self.compile and self.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-            raise SemaugError("--compile needs a C++ compiler on a CPU, and there is none; leave out --compile")
+            raise SettingError("`compile` needs a C++ compiler on a CPU, and none is installed; train without it")
         if str(self.device).startswith("cuda") and not torch.cuda.is_available():
-            raise SemaugError("there is no CUDA device here; leave out --device or say --device cpu")
+            raise SettingError("there is no CUDA device; set `device` to cpu, or leave it out")
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How images are prepared."""
+        return Preprocessing(given(self.resize), given(self.crop), self.shape)
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """Data type of mixed precision; None in full precision."""
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(str(self.precision))
+
+    def to_json(self) -> dict[str, Any]:
+        """Settings by name, as they are after a round trip through JSON."""
+        settings: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        return settings
 
 
 def identifying() -> frozenset[str]:
-    """Names of the settings that identify a run.
-
-    Returns:
-        The fields of :class:`TrainConfig` that must be the same when a run is resumed; the others say where and how
-        fast it runs.
-    """
+    """Names of the settings that must stay the same when a run is resumed; the others say where and how fast it runs."""
     return frozenset(setting.name for setting in fields(TrainConfig) if setting.metadata.get("identifies", True))

@@ -1,7 +1,6 @@
-"""A run's figures in TensorBoard or Weights & Biases, beside the files of the run directory.
+"""Logging a run to TensorBoard or Weights & Biases, in addition to the files of the run directory.
 
-Each tracker takes the same: the settings when it starts, a row of metrics for each epoch, and the evaluation at the
-end. A run that goes on, goes on in the same tracked run, where an epoch that is made again counts once.
+A resumed run continues the same log, in which a repeated epoch counts once.
 """
 
 import importlib.util
@@ -12,54 +11,51 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from semaug.util.errors import SemaugError
+from semaug.util.errors import MissingPackageError, SemaugError
 from semaug.util.files import read_json, write_json
 
 Track = Literal["tensorboard", "wandb"]
 
 
 class Tracker:
-    """Where nothing is tracked."""
+    """A log of numbers; the base class logs nothing."""
 
-    def epoch(self, row: Mapping[str, Any]) -> None:
-        """Take the metrics of an epoch."""
+    def log(self, epoch: int, numbers: Mapping[str, float], *, final: bool = False) -> None:
+        """Log numbers by name.
 
-    def evaluation(self, split: str, epoch: int, scores: Mapping[str, float]) -> None:
-        """Take the scores, on a split, of the epoch that is kept."""
+        Args:
+            epoch: The epoch that they belong to, from 1.
+            numbers: Metrics of the epoch or, if `final`, scores of the trained model.
+            final: Whether this is the evaluation at the end.
+        """
 
     def close(self) -> None:
-        """Write out what there is."""
+        """Finish the log."""
 
 
-class TensorBoard(Tracker):
-    """Event files in the run directory's folder `tensorboard`."""
+class _TensorBoard(Tracker):
+    """Event files in the folder `tensorboard` of the run directory."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], epochs_done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What was written of later epochs by a process that was killed does not count.
+        # Discards later epochs, logged by a process that was killed before it saved them.
         self.writer = SummaryWriter(folder / "tensorboard", purge_step=epochs_done + 1)
-        listing = "".join(f"    {line}\n" for line in json.dumps(settings, indent=2).splitlines())
-        self.writer.add_text("config", listing)
+        self.writer.add_text("config", "".join(f"    {line}\n" for line in json.dumps(settings, indent=2).splitlines()))
 
-    def epoch(self, row: Mapping[str, Any]) -> None:
-        for name, value in row.items():
-            if name != "epoch":
-                self.writer.add_scalar(name, value, row["epoch"])
+    def log(self, epoch: int, numbers: Mapping[str, float], *, final: bool = False) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(f"evaluation/{name}" if final else name, value, epoch)
         self.writer.flush()
-
-    def evaluation(self, split: str, epoch: int, scores: Mapping[str, float]) -> None:
-        for name, value in scores.items():
-            self.writer.add_scalar(f"evaluation/{split}_{name}", value, epoch)
 
     def close(self) -> None:
         self.writer.close()
 
 
-class WeightsAndBiases(Tracker):
-    """A run of the project $WANDB_PROJECT, or semaug; $WANDB_MODE=offline keeps it in the folder `wandb` of the run."""
+class _WeightsAndBiases(Tracker):
+    """A run of the project $WANDB_PROJECT, or semaug. With $WANDB_MODE=offline it stays in the folder `wandb`."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], epochs_done: int) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         import wandb
 
         file = folder / "tracking.json"
@@ -77,29 +73,46 @@ class WeightsAndBiases(Tracker):
             )
         except wandb.Error as error:
             reason = str(error).strip().partition("\n")[0].rstrip(".")
-            raise SemaugError(
-                f"wandb does not start ({reason}); run `wandb login`, or set WANDB_MODE=offline"
-            ) from error
+            raise SemaugError(f"wandb does not start ({reason}); log in to wandb, or set WANDB_MODE=offline") from error
 
-    def epoch(self, row: Mapping[str, Any]) -> None:
-        self.run.log({name: value for name, value in row.items() if name != "epoch"}, step=row["epoch"])
-
-    def evaluation(self, split: str, epoch: int, scores: Mapping[str, float]) -> None:
-        self.run.summary.update({f"{split}_{name}": value for name, value in scores.items()} | {"best_epoch": epoch})
+    def log(self, epoch: int, numbers: Mapping[str, float], *, final: bool = False) -> None:
+        if final:
+            self.run.summary.update({**numbers, "best_epoch": epoch})
+        else:
+            self.run.log(dict(numbers), step=epoch)
 
     def close(self) -> None:
         self.run.finish()
 
 
 def check_installed(track: Track | None) -> None:
-    """See that the package is there, before training starts."""
+    """Check that the package of a tracker is installed.
+
+    Args:
+        track: Name of the tracker, or None.
+
+    Raises:
+        MissingPackageError: If it is not.
+    """
     if track is not None and importlib.util.find_spec(track) is None:
-        raise SemaugError(f"--track {track} needs the package {track}; pip install 'semaug[{track}]'")
+        raise MissingPackageError(f"the `track` {track} needs a package: pip install 'semaug[{track}]'")
 
 
 def make_tracker(track: Track | None, folder: Path, settings: Mapping[str, Any], epochs_done: int) -> Tracker:
-    """What takes the figures of a run that has made so many epochs."""
-    if track is None:
-        return Tracker()
-    kind = TensorBoard if track == "tensorboard" else WeightsAndBiases
-    return kind(folder, settings, epochs_done)
+    """Start a log, or continue that of a resumed run.
+
+    Args:
+        track: Name of the tracker; None to log nothing.
+        folder: The run directory.
+        settings: Settings of the run.
+        epochs_done: Number of completed epochs.
+
+    Returns:
+        The tracker.
+
+    Raises:
+        SemaugError: If Weights & Biases does not start.
+    """
+    if track == "tensorboard":
+        return _TensorBoard(folder, settings, epochs_done)
+    return Tracker() if track is None else _WeightsAndBiases(folder, settings)

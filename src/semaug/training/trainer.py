@@ -1,639 +1,331 @@
-"""The training loop: one for all methods."""
+"""Training: one loop for all methods."""
 
-import csv
-import io
-import json
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
-from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils import _pytree as pytree
 
-import semaug
-from semaug.data.images import Preprocessing, decoded
-from semaug.data.readable import readable_splits
-from semaug.data.readers import read_data, training_splits
-from semaug.data.samples import DataSet, Samples
-from semaug.data.space import check_free_space
 from semaug.inference.classifier import Classifier, as_composite
 from semaug.inference.evaluation import evaluate
+from semaug.inference.loop import predict_logits
 from semaug.inference.pictures import sample_pictures
-from semaug.inference.runs import FORMAT
-from semaug.isda.sources import CovNet
-from semaug.meta.problem import global_norm
-from semaug.meta.state import gather_learner_state, take_rank_state
 from semaug.network.models import build_model, load_weights
-from semaug.training import checkpoints as checkpoint
-from semaug.training import methods
-from semaug.training.batches import Batches, Inputs, Pixels, as_tensor
-from semaug.training.settings import TrainConfig, given, identifying
-from semaug.training.tracking import check_installed, make_tracker
+from semaug.training.batches import Batches, PixelLoader
+from semaug.training.checks import FiniteCheck, covnet_warning
+from semaug.training.methods import METHODS
+from semaug.training.optimization import Optimization
+from semaug.training.run_data import RunData, load_run_data
+from semaug.training.run_directory import RunDirectory
+from semaug.training.settings import TrainConfig, given
+from semaug.training.state import EpochState, TrainingState
+from semaug.training.tracking import Tracker, check_installed, make_tracker
 from semaug.util import distributed
-from semaug.util.errors import SemaugError
-from semaug.util.files import leftovers, read_json, write_atomically, write_json
+from semaug.util.errors import ModelError, RunError, TrainingError
+from semaug.util.files import read_json, write_json
 from semaug.util.progress import Progress
 from semaug.util.signals import Interrupted, Stop
 
-LOOK_EVERY = 50  # steps between two looks at their numbers
-OVERFLOWS_ALLOWED = 20  # steps in a row without a finite loss in fp16, where the scaler leaves them out
-MUCH_WAITING = 0.1  # share of the first epoch, for images that are decoded when they are needed
-GRADIENT = "gradient_norm"  # looked at, but no metric
-LEARNING_BY = 2  # epochs with augmentation after which a CovNet should have moved …
-LITTLE_DRIFT = 1e-3  # … by this share of its size,
-LITTLE_SPREAD = 1e-3  # and give images variances that differ by this share of their mean
+CHECK_EVERY = 50  # steps between two checks of their numbers, for which the host waits for the device
+MUCH_WAITING = 0.1  # share of the first epoch spent waiting for images from which on a hint is printed
 
 
 def train(config: TrainConfig) -> Path:
-    """Train as configured, from the start or from where the run in the output directory stopped; returns the latter.
+    """Train a network as configured, or resume the run in the output directory.
 
-    Under torchrun all processes train one network together, and the first one writes.
+    Under torchrun all processes train one network together, and rank 0 writes the files.
+
+    Args:
+        config: The settings.
+
+    Returns:
+        The run directory, with the trained model, metrics and evaluation.
+
+    Raises:
+        SemaugError: If a setting, the data, the network or the run directory is at fault, or training diverges.
+        Interrupted: If SIGINT or SIGTERM arrives; the message says what is saved.
     """
     config = config.filled()
     if not distributed.is_launched():
-        return _Run(config).train()
-    met = distributed.is_running()
+        return _train(config, torch.device(given(config.device)))
+    initialized = distributed.is_running()
     device = distributed.initialize(given(config.device))
     try:
-        return _Run(config, device).train()
+        return _train(config, torch.device(device))
     except distributed.PeerLostError as error:
         folder = given(config.output)
-        told = f"another process has ended; the same command goes on from the last checkpoint in {folder}"
-        raise SemaugError(told, on_all_ranks=True) from error
+        message = (
+            f"another process has ended; run the same command again to resume from the last checkpoint in {folder}"
+        )
+        raise TrainingError(message, on_all_ranks=True) from error
     finally:
-        if not met:
+        if not initialized:
             distributed.shut_down()
 
 
-class _Run:
-    """One training run: its data, network, learner and files."""
-
-    def __init__(self, config: TrainConfig, device: str | None = None) -> None:
-        self.config, self.method = config, methods.METHODS[config.method]
-        self.folder, self.epochs, self.model_name = given(config.output), given(config.epochs), given(config.model)
-        self.lr, self.batch_size = given(config.lr), given(config.batch_size)
-        self.device = torch.device(device or given(config.device))
-        self.writes = distributed.rank() == 0
-        self.preprocessing = Preprocessing(given(config.resize), given(config.crop), config.shape)
-        self.streams = config.images_on == "stream"
-        self.progress = Progress(quiet=not self.writes)
-        self.stop = Stop()
-        self.pixels = Pixels(self.preprocessing, self.device, config.workers)
-        self.overflows = 0  # in fp16, one after the other
-        self.start: dict[str, Any] | None = None  # the state in the beginning, until there is a checkpoint
-
-    def train(self) -> Path:
-        with self.stop:
-            return self._train()
-
-    def _train(self) -> Path:
-        config, folder = self.config, self.folder
+def _train(config: TrainConfig, device: torch.device) -> Path:
+    run, progress = RunDirectory(given(config.output)), Progress(quiet=distributed.rank() > 0)
+    with Stop() as stop:
         distributed.raise_on_all_ranks(lambda: check_installed(config.track))
-        if distributed.broadcast_object(distributed.raise_on_all_ranks(self._claim)):
-            self.progress.say(f"{folder} is complete; give another --output to train again")
-            return folder
-        data, splits, held_out = distributed.raise_on_all_ranks(self._read)
+        if run.claim(config):
+            progress.say(f"{run.folder} is complete; choose another `output` to train again")
+            return run.folder
+        listing = run.folder / "bad_images.json" if run.writes else None
+        data = distributed.raise_on_all_ranks(lambda: load_run_data(config, device, progress, listing))
+        if run.writes:
+            write_json(run.folder / "classes.json", list(data.classes))
         torch.manual_seed(config.seed)
-        self.model = distributed.raise_on_all_ranks(lambda: self._model(len(data.classes)))
-        self._set_up()
+        model = distributed.raise_on_all_ranks(lambda: _build_network(config, len(data.classes), device, progress))
+        trainer = Trainer(config, run, data, Optimization(model, config, device), progress, stop)
+        trainer.resume()
+        track = config.track if run.writes else None
+        with closing(make_tracker(track, run.folder, config.to_json(), trainer.state.epoch)) as tracker:
+            with stop.deferred():
+                while not trainer.is_finished():
+                    trainer.run_epoch(tracker)
+            run.write_metrics(trainer.state.metrics)  # again, if the process was killed after the last checkpoint
+            progress.say(_evaluate_best(config, run, data, trainer.optimization.evaluated, tracker))
+    return run.folder
 
-        state = self._resume()
-        if not distributed.broadcast_object((folder / "checkpoints" / "last").exists()):
-            self.start = _copied(self._content(state))
-        self.tracker = make_tracker(config.track if self.writes else None, folder, _settings(config), state["epoch"])
-        try:
-            with self.stop.deferred():
-                while not self._ended(state):
-                    self._epoch(state, held_out)
-            if self.writes:
-                _write_metrics(folder, state["metrics"])
-            self._finish(data, splits, state)
-        finally:
-            self.tracker.close()
-        return folder
 
-    def _read(self) -> tuple[DataSet, dict[str, Samples], tuple[Tensor | Samples, Tensor]]:
-        """The data, its splits, and images and labels of the validation split."""
-        config = self.config
-        with self.progress.task(f"fetching {config.data}", 0) as advance:
-            data = read_data(config.data, config.data_root, download=config.download, progress=advance)
-        if len(data.classes) < 2:
-            raise SemaugError(f"{data.name} has a single class; there is nothing to tell apart")
-        splits = training_splits(data, config.select, config.val_per_class, config.val_fraction, config.seed)
-        splits = self._readable(splits, data)
-        self._describe(data, splits)
-        images = self._decode(splits["train"], "train")
-        transforms = self.method.images(len(data.classes))
-        self.batches = Batches(images, splits["train"], transforms, config, self.pixels)
-        return data, splits, (self._decode(splits["val"], "val"), as_tensor(splits["val"].labels))
+def _build_network(config: TrainConfig, classes: int, device: torch.device, progress: Progress) -> nn.Module:
+    where = str(device) if not distributed.is_running() else f"{distributed.world_size()} × {device.type}"
+    progress.say(f"{config.model} by {config.method}, {config.epochs} epochs, on {where}")
+    model = build_model(given(config.model), classes, given(config.crop), bool(config.pretrained))
+    if config.weights is not None:
+        progress.say(f"{config.weights}: {load_weights(model, config.weights)}")
+    try:
+        model = as_composite(METHODS[config.method].composite, model, classes).to(device)
+    except ValueError as error:  # no stages to build a P2P-Net of
+        raise ModelError(str(error)) from error
+    return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
 
-    def _set_up(self) -> None:
-        """Optimisers and learner, in the state in which training starts."""
-        config = self.config
-        self.optimizer = _optimizer(self.model, config)
-        autocast = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[str(config.precision)]
-        self.scaler = GradScaler(self.device.type) if autocast == torch.float16 else None
-        try:
-            self.learner = methods.make_learner(
-                config.method,
-                config.augmentation,
-                self.model,
-                self.optimizer,
-                label_smoothing=config.label_smoothing,
-                clip_norm=config.clip_norm,
-                micro_batch=config.micro_batch,
-                compile=config.compile,
-                sync_batch_norm=config.sync_batch_norm,
-                autocast=autocast,
-                scaler=self.scaler,
-            )
-        except ValueError as error:  # a network that cannot be split, or settings out of range
-            raise SemaugError(str(error), on_all_ranks=True) from error
-        self.learner.check_values = False  # for which the device would wait; `_train_epoch` looks at the numbers
-        self.average = _average(self.model, config.ema)
-        self._draw_apart()
 
-    def _draw_apart(self) -> None:
-        """Let each rank draw other masks of dropout from here on; the first one goes on as it would alone."""
-        if distributed.rank() > 0:
-            torch.manual_seed(torch.initial_seed() + 1_000_003 * distributed.rank() + self.learner.half_steps)
+def _evaluate_best(config: TrainConfig, run: RunDirectory, data: RunData, model: nn.Module, tracker: Tracker) -> str:
+    """Write the model of the best epoch and evaluate it on the test split, or else on the validation split."""
+    best = run.load("best")
+    assert best is not None
+    model.load_state_dict(best["model"])
+    if METHODS[config.method].augments:
+        run.write_tensors("source.safetensors", best["source"])  # Σ, as it was for this model
+    run.write_tensors("model.safetensors", model.state_dict())
+    split = "test" if "test" in data.splits else "val"
+    samples, epoch = data.splits[split], best["epoch"]
+    settings = read_json(run.folder / "config.json") if run.writes else {}
+    classifier = Classifier(model.eval(), data.classes, config.preprocessing, given(config.model), settings)
+    with Progress(quiet=not run.writes).task(f"evaluating on {split}", len(samples)) as advance:
+        result = evaluate(classifier, samples, progress=advance)
+    if run.writes:
+        write_json(run.folder / "samples.json", sample_pictures(classifier, samples, config.seed))
+        tracker.log(epoch, {f"{split}_{name}": value for name, value in result.scores.numbers().items()}, final=True)
+        write_json(run.folder / "evaluation.json", {"split": split, "best_epoch": epoch, **result.to_json()})
+    return f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch}, the best on validation)"
 
-    def _ended(self, state: dict[str, Any]) -> bool:
-        patience = self.config.patience
-        if patience is not None and state["epoch"] - state["best_epoch"] >= patience and state["epoch"] > 0:
+
+@dataclass
+class Trainer:
+    """Trains a network epoch by epoch."""
+
+    config: TrainConfig  # resolved
+    run: RunDirectory
+    data: RunData
+    optimization: Optimization
+    progress: Progress
+    stop: Stop  # says whether the process was asked to stop
+    state: TrainingState = field(default_factory=TrainingState)
+
+    def __post_init__(self) -> None:
+        config, data = self.config, self.data
+        self._epochs, self._batch_size = given(config.epochs), given(config.batch_size)
+        self._loader = PixelLoader(config.preprocessing, self.optimization.device, config.workers)
+        transforms = METHODS[config.method].images(len(data.classes))
+        self._batches = Batches(data.train, data.splits["train"], transforms, config, self._loader)
+        self._finite_check = FiniteCheck(self._batches.steps, config.precision == "fp16")
+        self._beginning: dict[str, Any] | None = None  # the initial state, until there is a checkpoint
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def is_finished(self) -> bool:
+        """Whether all epochs are done, or validation has not improved for `patience` epochs."""
+        state, patience = self.state, self.config.patience
+        if patience is not None and state.epoch > 0 and state.epoch - state.best_epoch >= patience:
             self.progress.say(f"no better validation accuracy for {patience} epochs: stopping")
             return True
-        return bool(state["epoch"] == self.epochs)
+        return state.epoch == self._epochs
 
-    # -- setting up ---------------------------------------------------------------------------------------------------
+    def run_epoch(self, tracker: Tracker) -> None:
+        """Take the remaining steps of an epoch, validate, save and report.
 
-    def _claim(self) -> bool:
-        """Make the run directory ours, or find that it already is, and say if its run is complete.
+        Args:
+            tracker: Receives the metrics.
 
-        A run with other settings is left alone.
+        Raises:
+            TrainingError: If training diverges.
+            Interrupted: If the process was asked to stop.
         """
-        if not self.writes:
-            return False
-        settings = _settings(self.config)
-        file = self.folder / "config.json"
-        for leftover in (*leftovers(self.folder), *leftovers(self.folder / "checkpoints")):
-            leftover.unlink(missing_ok=True)
-        if not file.exists() and any(found.suffix != ".part" for found in self.folder.glob("*")):
-            raise SemaugError(f"{self.folder} is not empty and holds no run; choose another --output")
-        if not (self.folder / "checkpoints").exists():  # new, or ended by a mistake before its first epoch did
-            started = datetime.now(UTC).isoformat(timespec="seconds")
-            header = {"format": FORMAT, "version": semaug.__version__, "started": started}
-            write_json(
-                file,
-                {**header, "composite": self.method.composite, "preprocessing": asdict(self.preprocessing), **settings},
-            )
-            return False
-        before = read_json(file)
-        if before.get("format") != FORMAT:
-            raise SemaugError(f"{self.folder} has format {before.get('format')}, and this version reads {FORMAT}")
-        changed = [k for k, v in settings.items() if k in identifying() and before.get(k) != v]
-        if changed:
-            was = ", ".join(f"{k} {before.get(k)} → {settings[k]}" for k in changed)
-            raise SemaugError(f"{self.folder} holds a run with other settings ({was}); choose another --output")
-        if not self.config.resume:
-            raise SemaugError(f"{self.folder} holds a run already; choose another --output, or leave out --no-resume")
-        return (self.folder / "model.safetensors").is_file() and (self.folder / "evaluation.json").is_file()
+        state, epoch, learner = self.state, self.state.epoch + 1, self.optimization.learner
+        self._loader.waited = 0.0
+        within = self._train()
+        started = time.perf_counter()
+        row = {"epoch": epoch, "lr": within.lr, "strength": learner.strength, **within.means(), **self._validate()}
+        row["seconds"] = round(within.seconds + time.perf_counter() - started, 3)
+        row["images_per_second"] = round(self._batches.images / max(row["seconds"], 1e-3), 1)
 
-    def _readable(self, splits: dict[str, Samples], data: DataSet) -> dict[str, Samples]:
-        config, cache = self.config, self.config.cache.expanduser() if self.config.cache is not None else None
-        listing = self.folder / "bad_images.json" if self.writes else None
-        if not self.streams:
-            told = check_free_space(splits, self.preprocessing, cache)
-            if told is not None:
-                self.progress.say(told)
-        elif config.on_bad_image == "stop":  # where the first that cannot be read ends training, when it is its turn
-            return splits
-        with self.progress.task("reading images", 0) as advance:
-            found, told = readable_splits(
-                splits, data.classes, self.preprocessing, config.on_bad_image,
-                cache=cache, workers=config.workers, progress=advance, listing=listing, keep=not self.streams,
-            )  # fmt: skip
-        if told is not None:
-            self.progress.say(told)
-        return found
+        if state.complete_epoch(row):
+            best = {"model": self.optimization.evaluated.state_dict(), "source": learner.source.state_dict()}
+            self.run.save("best", {**best, "epoch": epoch})
+        warning = None if state.warned else covnet_warning(learner.source, state.metrics)
+        state.warned = state.warned or warning is not None
+        tracker.log(
+            epoch, {name: value for name, value in row.items() if name != "epoch"}
+        )  # before the epoch is saved: if it is repeated, it is tracked again
+        self._save()
 
-    def _describe(self, data: DataSet, splits: dict[str, Samples]) -> None:
-        if self.writes:
-            write_json(self.folder / "classes.json", list(data.classes))
-        counts = ", ".join(f"{len(samples)} {name}" for name, samples in splits.items())
-        self.progress.say(f"{data.name}: {len(data.classes)} classes, {counts} images")
-        where = f"{self.device}" if not distributed.is_running() else f"{distributed.world_size()} × {self.device.type}"
-        self.progress.say(f"{self.model_name} by {self.config.method}, {self.epochs} epochs, on {where}")
+        self.progress.epoch(row, self._epochs)
+        if warning is not None:
+            self.progress.say(f"warning: after epoch {epoch} {warning}")
+        if epoch == 1 and self._loader.waited > MUCH_WAITING * row["seconds"]:
+            share = self._loader.waited / row["seconds"]
+            self.progress.say(f"{share:.0%} of epoch 1 was spent waiting for images; try more `workers`")
 
-    def _model(self, classes: int) -> nn.Module:
-        model = build_model(self.model_name, classes, self.preprocessing.crop, bool(self.config.pretrained))
-        if self.config.weights is not None:
-            self.progress.say(f"{self.config.weights}: {load_weights(model, self.config.weights)}")
-        try:
-            model = as_composite(self.method.composite, model, classes).to(self.device)
-        except ValueError as error:  # no stages to make a P2P-Net of
-            raise SemaugError(str(error)) from error
-        return model.to(memory_format=torch.channels_last) if self.device.type == "cuda" else model
+    def _train(self) -> EpochState:
+        """Take the remaining steps of an epoch; at a number that is not finite, save the state before that step."""
+        state, total = self.state, self._batches.steps
+        within = state.within = state.within or EpochState(self._batches.images)
+        name = f"epoch {state.epoch + 1}/{self._epochs}"
+        with self.progress.task(name, total) as advance, self._batches.remaining(state.epoch, within) as inputs:
+            while within.step < total:
+                first = within.step
+                steps = self._take_steps(within, inputs, min(total, first + CHECK_EVERY))
+                failure = self._finite_check.first_failure(steps)
+                if failure is not None:
+                    self._fail(first + failure, steps[failure])
+                within.add(steps)
+                advance(within.step, total)
+                self._stop_if_asked()
+        return within
 
-    def _decode(self, samples: Samples, split: str) -> Tensor | Samples:
-        """All pixels of a split, or the split itself where they are decoded when they are needed."""
-        if self.streams:
-            return samples
-        cache = self.config.cache.expanduser() if self.config.cache is not None else None
-        with self.progress.task(f"decoding {split}", len(samples)) as advance:
-            pixels = decoded(samples, self.preprocessing, cache, self.config.workers, advance)
-        if self.device.type != "cuda" or self.config.images_on == "ram":
-            return pixels
-        if self.config.images_on is None and pixels.nbytes > torch.cuda.mem_get_info(self.device)[0] / 2:
-            return pixels
-        return pixels.to(self.device)
-
-    def _resume(self) -> dict[str, Any]:
-        content = self._last_checkpoint()
-        if content is None:
-            return {"epoch": 0, "within": None, "metrics": [], "best": -1.0, "best_epoch": 0, "warned": False}
-        try:
-            state = self._take_up(content)
-        except (KeyError, RuntimeError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            told = f"the checkpoint in {self.folder} does not fit this run ({reason})"
-            raise SemaugError(told, on_all_ranks=True) from error
-        had = (state["within"] or {}).get("images", self.batches.images)
-        if had != self.batches.images:
-            raise SemaugError(
-                f"{self.folder} was left within an epoch of {had} training images, and now there are "
-                f"{self.batches.images}; give it the images that it had, or choose another --output",
-                on_all_ranks=True,
-            )
-        within = f", step {state['within']['step']} of epoch {state['epoch'] + 1}" if state["within"] else ""
-        self.progress.say(f"going on after epoch {state['epoch']} of {self.epochs}{within}")
-        return state
-
-    def _last_checkpoint(self) -> dict[str, Any] | None:
-        """What the first rank finds in the run directory, which the others need not see."""
-        content = distributed.raise_on_all_ranks(lambda: checkpoint.load(self._checkpoint) if self.writes else None)
-        return distributed.broadcast_object(content)
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self.folder / "checkpoints" / "last"
-
-    def _take_up(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Put network, optimisers and random numbers in the state that :meth:`_content` gave; returns the rest."""
-        self.model.load_state_dict(content["model"])
-        self.optimizer.load_state_dict(content["optimizer"])
-        self.learner.load_state_dict(take_rank_state(content["learner"], self.config.micro_batch))
-        if self.scaler is not None:
-            self.scaler.load_state_dict(content["scaler"])
-        if self.average is not None:
-            self.average.load_state_dict(content["average"])
-        self._take_up_random(content)
-        return {key: content[key] for key in ("epoch", "within", "metrics", "best", "best_epoch", "warned")}
-
-    def _take_up_random(self, content: dict[str, Any]) -> None:
-        """The random numbers that this rank would have drawn next, or others where there was no such rank."""
-        of_ranks = content.get("random_of_ranks") or [(content["random"], content["cuda_random"])]
-        if len(of_ranks) != distributed.world_size() and distributed.rank() > 0:
-            self._draw_apart()
-            return
-        own, on_gpu = of_ranks[distributed.rank()]
-        torch.set_rng_state(own)
-        if self.device.type == "cuda" and on_gpu is not None:
-            torch.cuda.set_rng_state(on_gpu, self.device)
-
-    # -- one epoch ----------------------------------------------------------------------------------------------------
-
-    def _epoch(self, state: dict[str, Any], held_out: tuple[Tensor | Samples, Tensor]) -> None:
-        """Train and validate for what is left of an epoch, and save; `state` becomes that after it."""
-        self.pixels.waited = 0.0
-        self._train_epoch(state)
-        self._average_buffers()
-        started, within, epoch = time.perf_counter(), state["within"], state["epoch"] + 1
-        row = {"epoch": epoch, "lr": within["lr"], "strength": self.learner.strength, **_means(within)}
-        row |= self._validate(state, *held_out)
-        row["seconds"] = round(within["seconds"] + time.perf_counter() - started, 3)
-        row["images_per_second"] = round(self.batches.images / max(row["seconds"], 1e-3), 1)
-        state["metrics"].append(row)
-        state["epoch"], state["within"] = epoch, None
-        if row["val_top1"] > state["best"]:
-            state["best"], state["best_epoch"] = row["val_top1"], epoch
-            kept = {"model": self._evaluated().state_dict(), "source": self.learner.source.state_dict()}
-            if self.writes:
-                checkpoint.save(self.folder / "checkpoints" / "best", {**kept, "epoch": epoch})
-        odd = None if state["warned"] else _odd_covnet(self.learner.source, state["metrics"])
-        state["warned"] = state["warned"] or odd is not None
-        self.tracker.epoch(row)  # before the epoch is saved: one that is made again is tracked again
-        self._save(state)
-        self.progress.epoch(row, self.epochs)
-        if odd is not None:
-            self.progress.say(f"warning: after epoch {epoch} {odd}")
-        if self.pixels.waited > MUCH_WAITING * row["seconds"] and epoch == 1:
-            self.progress.say(
-                f"{self.pixels.waited / row['seconds']:.0%} of epoch 1 was spent waiting for images; try more --workers"
-            )
-
-    def _train_epoch(self, state: dict[str, Any]) -> None:
-        """The steps that are left of an epoch, with a look at their numbers every `LOOK_EVERY`: the device waits then.
-
-        Where a number is not finite, the steps since the last checkpoint are made again up to the one that went wrong,
-        and what was before it is saved.
-        """
-        total = self.batches.steps
-        within = state["within"] = state["within"] or _beginning(self.batches.images)
-        what = f"epoch {state['epoch'] + 1}/{self.epochs}"
-        with self.progress.task(what, total) as advance, self.batches.left(state["epoch"], state["within"]) as inputs:
-            while within["step"] < total:
-                numbers = self._steps(state, inputs, min(total, within["step"] + LOOK_EVERY))
-                bad = self._first_bad(numbers, total)
-                if bad is not None:
-                    self._broke_down(within["step"] - len(numbers) + bad, numbers[bad], total)
-                _add_up(within, numbers)
-                advance(within["step"], total)
-                self._stop_if_asked(state, total)
-
-    def _steps(self, state: dict[str, Any], inputs: Iterator[Inputs], end: int) -> list[dict[str, float]]:
-        """The steps of an epoch from where `state` is to `end`, or until asked to stop; returns their numbers."""
-        epoch, within, started = state["epoch"], state["within"], time.perf_counter()
-        total = self.batches.steps
-        self.learner.set_progress(epoch / self.epochs)
-        self.model.train()
-        found = []
-        for i in range(within["step"], end):
-            within["lr"] = self._set_learning_rates(epoch + i / total)
-            batch, within["generator"] = next(inputs)
-            found.append(self._step(*batch))
-            if self._asked_to_stop() is not None:
+    def _take_steps(
+        self, within: EpochState, inputs: Iterator[tuple[Tensor, Tensor, Tensor]], end: int
+    ) -> list[dict[str, float]]:
+        """Take the steps up to `end`, or until asked to stop; returns their metrics."""
+        epoch, started, metrics = self.state.epoch, time.perf_counter(), []
+        self.optimization.learner.set_progress(epoch / self._epochs)
+        self.optimization.model.train()
+        for step in range(within.step, end):
+            within.lr = self.optimization.set_learning_rates(epoch + step / self._batches.steps)
+            images, labels, within.generator = next(inputs)
+            metrics.append(self.optimization.step(images, labels))
+            if self._signal() is not None:
                 break
-        numbers = _fetched(found)
-        within["step"] += len(found)
-        within["seconds"] += time.perf_counter() - started
+        numbers = _to_host(metrics)
+        within.step += len(metrics)
+        within.seconds += time.perf_counter() - started
         return numbers
 
-    def _step(self, *inputs: Tensor) -> dict[str, Tensor]:
+    def _validate(self) -> dict[str, float]:
+        """Accuracy and loss on the validation split, of which each rank takes its share."""
+        self.optimization.average_buffers()
+        self._stop_if_asked()
+        labels = torch.from_numpy(np.array(self.data.splits["val"].labels, dtype=np.int64))
+        own = torch.arange(len(labels))[distributed.rank_slice(len(labels))]
+        batches = own.split(2 * self._batch_size) if len(own) else ()
+        right = loss = torch.zeros((), dtype=torch.float64)
+        with closing(self._loader.load(self.data.val, batches)) as pixels:
+            model, autocast = self.optimization.evaluated, self.config.autocast
+            logits_of_batches = predict_logits(model, pixels, self.config.preprocessing, autocast=autocast)
+            for indices, logits in zip(batches, logits_of_batches, strict=True):
+                truth = labels[indices]
+                right = right + (logits.argmax(1) == truth).double().sum()
+                loss = loss + nn.functional.cross_entropy(logits, truth, reduction="none").double().sum()
+                if not distributed.is_running():  # ranks would have to agree, and may have different numbers of batches
+                    self._stop_if_asked()
+        right, loss = distributed.sum_over_ranks([right, loss])
+        return {"val_top1": round(float(right) / len(labels), 6), "val_loss": round(float(loss) / len(labels), 6)}
+
+    # -- saving and resuming ------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Restore the state of the last checkpoint, if there is one.
+
+        Raises:
+            RunError: If it belongs to another network, or to another number of training images.
+        """
+        content, folder = self.run.load("last"), self.run.folder
+        if content is None:
+            self._beginning = pytree.tree_map_only(Tensor, lambda x: x.detach().to("cpu", copy=True), self._content())
+            return
         try:
-            found = self.learner.step(*inputs)
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise SemaugError(
-                "BatchNorm has nothing to average over when one image at a time goes through the network, and at this "
-                "size leaves one pixel of it; give a larger --batch-size, --micro-batch or --crop"
-            ) from error
-        if self.average is not None:
-            self.average.update_parameters(self.model)
-        if self.scaler is None:
-            found[GRADIENT] = global_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        return found
+            self._restore(content)
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise RunError(f"the checkpoint in {folder} does not fit this run ({reason})", on_all_ranks=True) from error
+        epoch, within = self.state.epoch, self.state.within
+        if within is not None and within.images != self._batches.images:
+            raise RunError(
+                f"{folder} was interrupted within an epoch of {within.images} training images, and now there are "
+                f"{self._batches.images}; restore the images that it had, or choose another `output`",
+                on_all_ranks=True,
+            )
+        step = "" if within is None else f", step {within.step} of epoch {epoch + 1}"
+        self.progress.say(f"resuming after epoch {epoch} of {self._epochs}{step}")
 
-    def _first_bad(self, numbers: list[dict[str, float]], total: int) -> int | None:
-        """The first step that broke down. In fp16 the scaler leaves steps out; only many in a row mean that."""
-        allowed = 0 if self.scaler is None else min(OVERFLOWS_ALLOWED, total - 1)
-        for i, row in enumerate(numbers):
-            finite = all(map(math.isfinite, row.values() if self.scaler is None else [row["train_loss"]]))
-            self.overflows = 0 if finite else self.overflows + 1
-            if self.overflows > allowed:
-                return i
-        return None
+    def _content(self) -> dict[str, Any]:
+        return self.state.to_checkpoint() | self.optimization.state_dict()
 
-    def _broke_down(self, step: int, numbers: dict[str, float], total: int) -> None:
-        content = self._last_checkpoint() if self.start is None else distributed.broadcast_object(self.start)
+    def _restore(self, content: dict[str, Any]) -> None:
+        self.optimization.load_state_dict(content)
+        self.state = TrainingState.from_checkpoint(content)
+
+    def _save(self) -> None:
+        self.optimization.average_buffers()
+        self.run.save("last", self._content())
+        self.run.write_metrics(self.state.metrics)
+        self._beginning = None
+
+    def _signal(self) -> int | None:
+        """The signal that this process, or another one of the run, has received."""
+        return max(number for (number,) in distributed.gather_numbers([self.stop.asked or 0])) or None
+
+    def _stop_if_asked(self) -> None:
+        number, within = self._signal(), self.state.within
+        if number is None or within is None:
+            return
+        self._save()
+        where = f"in epoch {self.state.epoch + 1} after step {within.step} of {self._batches.steps}"
+        raise Interrupted(number, f"stopped by {signal.Signals(number).name} {where}, which is saved")
+
+    def _fail(self, step: int, numbers: dict[str, float]) -> None:
+        """Repeat the steps since the last checkpoint up to the one that failed, and save the state before that one."""
+        content = self.run.load("last") if self._beginning is None else distributed.broadcast_object(self._beginning)
         assert content is not None
-        state = self._take_up(content)
-        state["within"] = state["within"] or _beginning(self.batches.images)
-        with self.batches.left(state["epoch"], state["within"]) as inputs:
-            _add_up(state["within"], self._steps(state, inputs, step))
-        self._save(state)
-        name = next(name for name, value in numbers.items() if not math.isfinite(value))
-        raise SemaugError(
-            f"training broke down in epoch {state['epoch'] + 1}, step {step + 1} of {total} "
-            f"({name.replace('_', ' ')} {numbers[name]}); the state before that step is saved in {self.folder}; "
-            "with another --output, try a smaller --lr, --clip-norm 5 or a smaller --strength",
+        self._restore(content)
+        within = self.state.within = self.state.within or EpochState(self._batches.images)
+        with self._batches.remaining(self.state.epoch, within) as inputs:
+            within.add(self._take_steps(within, inputs, step))
+        self._save()
+        name, value = next(
+            (name.replace("_", " "), value) for name, value in numbers.items() if not math.isfinite(value)
+        )
+        raise TrainingError(
+            f"training broke down in epoch {self.state.epoch + 1}, step {step + 1} of {self._batches.steps} ({name} "
+            f"{value}); the state before that step is saved in {self.run.folder}; with another `output`, try a smaller "
+            "`lr`, a `clip_norm` of 5 or a smaller `strength`",
             on_all_ranks=True,
         )
 
-    def _asked_to_stop(self) -> int | None:
-        """The signal that this process, or another one of the run, has been sent."""
-        return max(asked for (asked,) in distributed.gather_numbers([self.stop.asked or 0])) or None
 
-    def _stop_if_asked(self, state: dict[str, Any], total: int) -> None:
-        asked = self._asked_to_stop()
-        if asked is None:
-            return
-        self._save(state)
-        name, where = signal.Signals(asked).name, f"step {state['within']['step']} of {total}"
-        message = f"stopped by {name} in epoch {state['epoch'] + 1} after {where}, which is saved"
-        raise Interrupted(asked, message)
-
-    def _set_learning_rates(self, epoch: float) -> float:
-        """Cosine decay after a linear warm-up, the same shape for f and CovNet."""
-        warmup = min(self.config.warmup_epochs, self.epochs / 10)
-        if epoch < warmup:
-            factor = (epoch + 1e-3) / warmup
-        else:
-            factor = 0.5 * (1 + math.cos(math.pi * (epoch - warmup) / (self.epochs - warmup)))
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
-        for group in self.learner.meta_optimizer.param_groups if self.learner.meta_optimizer is not None else ():
-            group["lr"] = self.config.augmentation.meta_lr * factor
-        return self.lr * factor
-
-    def _evaluated(self) -> nn.Module:
-        """The network that is evaluated and kept: the running average of the weights where there is one."""
-        return self.average.module if self.average is not None else self.model
-
-    @torch.inference_mode()
-    def _validate(self, state: dict[str, Any], images: Tensor | Samples, labels: Tensor) -> dict[str, float]:
-        """Accuracy and loss on the validation split, of which each rank looks at its share."""
-        model = self._evaluated().eval()
-        own = distributed.rank_slice(len(labels))
-        right = loss = torch.zeros((), dtype=torch.float64)
-        self._stop_if_asked(state, state["within"]["step"])
-        parts = torch.arange(own.start, own.stop).split(2 * self.batch_size) if own.stop > own.start else ()
-        with closing(self.pixels.of(images, parts)) as pixels:
-            for part in parts:
-                if not distributed.is_running():  # several would have to agree, and not all have as many chunks
-                    self._stop_if_asked(state, state["within"]["step"])
-                inputs, truth = self.preprocessing.evaluation_input(next(pixels)), labels[part]
-                with self.learner.executor.mixed.cast():
-                    logits = model(inputs).float().cpu()
-                right = right + (logits.argmax(1) == truth).double().sum()
-                loss = loss + nn.functional.cross_entropy(logits, truth, reduction="none").double().sum()
-        right, loss = distributed.sum_over_ranks([right, loss])
-        return {
-            "val_top1": round(float(right) / len(labels), 6),
-            "val_loss": round(float(loss) / len(labels), 6),
-        }
-
-    # -- files --------------------------------------------------------------------------------------------------------
-
-    def _content(self, state: dict[str, Any]) -> dict[str, Any]:
-        """All that is needed to go on exactly; complete on the first rank alone, and made by all."""
-        random = (
-            torch.get_rng_state(),
-            torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-        )
-        return {
-            **state,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "learner": gather_learner_state(self.learner.state_dict()),
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "average": None if self.average is None else self.average.state_dict(),
-            "random": random[0],
-            "cuda_random": random[1],
-            "random_of_ranks": distributed.gather_objects(random),
-        }
-
-    def _average_buffers(self) -> None:
-        """Make running statistics the mean of all ranks'; at any time, as they change linearly with what is seen."""
-        for network in dict.fromkeys((self.model, self._evaluated())):
-            distributed.average_buffers_(network)
-
-    def _save(self, state: dict[str, Any]) -> None:
-        self._average_buffers()
-        content = self._content(state)
-        if self.writes:
-            checkpoint.save(self._checkpoint, content)
-            _write_metrics(self.folder, state["metrics"])
-        self.start = None
-
-    def _finish(self, data: DataSet, splits: dict[str, Samples], state: dict[str, Any]) -> None:
-        best = distributed.raise_on_all_ranks(
-            lambda: checkpoint.load(self.folder / "checkpoints" / "best") if self.writes else None
-        )
-        best = distributed.broadcast_object(best)
-        assert best is not None
-        epoch = best.get("epoch", state["best_epoch"])  # another one where the best was damaged
-        model = self._evaluated()
-        model.load_state_dict(best["model"])
-        if self.writes:
-            if self.method.augments:
-                _write_tensors(self.folder / "source.safetensors", best["source"])  # Σ, as it was for this model
-            _write_tensors(self.folder / "model.safetensors", model.state_dict())
-        split = "test" if "test" in splits else "val"
-        config = read_json(self.folder / "config.json") if self.writes else {}
-        classifier = Classifier(model.eval(), data.classes, self.preprocessing, self.model_name, config)
-        with self.progress.task(f"evaluating on {split}", len(splits[split])) as advance:
-            result = evaluate(classifier, splits[split], progress=advance)
-        if not self.writes:
-            return
-        write_json(self.folder / "samples.json", sample_pictures(classifier, splits[split], self.config.seed))
-        header = {"split": split, "best_epoch": epoch}
-        self.tracker.evaluation(split, epoch, result.scores.numbers())
-        write_json(self.folder / "evaluation.json", {**header, **result.to_json()})
-        self.progress.say(f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch} by validation)")
-
-
-def _beginning(images: int) -> dict[str, Any]:
-    """Where an epoch of so many images is before its first step."""
-    return {"step": 0, "seconds": 0.0, "lr": 0.0, "sums": {}, "counts": {}, "images": images}
-
-
-def _fetched(found: list[dict[str, Tensor]]) -> list[dict[str, float]]:
-    """The numbers of several steps, brought from the device at once."""
-    if not found:
+def _to_host(steps: list[dict[str, Tensor]]) -> list[dict[str, float]]:
+    """Copy the metrics of several steps from the device, in one transfer."""
+    if not steps:
         return []
-    values = iter(torch.stack([value.double() for row in found for value in row.values()]).tolist())
-    return [{name: next(values) for name in row} for row in found]
-
-
-def _add_up(within: dict[str, Any], numbers: list[dict[str, float]]) -> None:
-    """Take the numbers of further steps into an epoch's sums; those of steps left out in fp16 are not finite."""
-    sums, counts = within["sums"], within["counts"]
-    for row in numbers:
-        for name, value in row.items():
-            if name != GRADIENT and math.isfinite(value):
-                sums[name] = sums.get(name, 0.0) + value
-                counts[name] = counts.get(name, 0) + 1
-
-
-def _means(within: dict[str, Any]) -> dict[str, float]:
-    """An epoch's means, to six digits."""
-    means = {name: total / within["counts"][name] for name, total in within["sums"].items()}
-    means["train_accuracy"] = means.pop("accuracy")
-    return {name: float(f"{value:.6g}") for name, value in means.items()}
-
-
-def _copied(value: Any) -> Any:
-    """A copy of nested values with its tensors in main memory."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _copied(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copied(part) for part in value)
-    return value
-
-
-def _odd_covnet(source: nn.Module, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    """What is wrong with a CovNet, if anything, by the epochs so far."""
-    last = metrics[-1]
-    if not isinstance(source, CovNet):
-        return None
-    mean, highest = last["variance_mean"], 1.0
-    if source.fixed_trace is None:
-        what = f"its mean variance is {mean:.3g} of at most {highest:g}"
-        if mean < 0.01 * highest:
-            return f"CovNet has collapsed: {what}, so that hardly anything is augmented; try --fixed-trace 0.5"
-        if mean > 0.99 * highest:
-            return f"CovNet is saturated: {what}, alike in all dimensions; try --fixed-trace 0.5"
-    if sum(row["strength"] > 0 for row in metrics) < LEARNING_BY:
-        return None
-    if last["drift"] < LITTLE_DRIFT:
-        return (
-            f"CovNet does not learn: it has moved by {last['drift']:.1g} of its size, so that Σ is what it was in the "
-            "beginning; --method isda costs less, and --meta-optimizer adam makes CovNet move"
-        )
-    if last["variance_std_samples"] < LITTLE_SPREAD * mean:
-        return (
-            f"CovNet gives the same Σ to all images: their standard deviation is {last['variance_std_samples']:.1g} "
-            f"around {mean:.2g}; --method isda costs less"
-        )
-    return None
-
-
-def _write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    content = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    write_atomically(file, safetensors_bytes(content))
-
-
-def _settings(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as JSON would give it back."""
-    settings: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
-    return settings
-
-
-def _optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
-    groups = methods.parameter_groups(model, given(config.lr))
-    groups = [{**group, "initial_lr": group["lr"]} for group in groups]
-    decay = given(config.weight_decay)
-    if config.optimizer == "adamw":
-        return AdamW(groups, weight_decay=decay)
-    return SGD(groups, momentum=config.momentum, weight_decay=decay)
-
-
-def _average(model: nn.Module, decay: float | None) -> AveragedModel | None:
-    if decay is None:
-        return None
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
-
-
-def _write_metrics(folder: Path, metrics: list[dict[str, Any]]) -> None:
-    lines = "".join(json.dumps(row) + "\n" for row in metrics)
-    write_atomically(folder / "metrics.jsonl", lines.encode())
-    names = list(dict.fromkeys(name for row in metrics for name in row))
-    table = io.StringIO(newline="")
-    writer = csv.DictWriter(table, names)
-    writer.writeheader()
-    writer.writerows(metrics)
-    write_atomically(folder / "metrics.csv", table.getvalue().encode())
+    values = iter(torch.stack([value.double() for metrics in steps for value in metrics.values()]).tolist())
+    return [{name: next(values) for name in metrics} for metrics in steps]

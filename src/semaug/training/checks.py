@@ -1,0 +1,100 @@
+"""Checks during training: numbers that are not finite, BatchNorm over a single value, a CovNet that is not learning."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from semaug.isda.sources import CovNet
+from semaug.util.errors import TrainingError
+
+GRADIENT_NORM = "gradient_norm"
+"""Name of a number that is checked after each step, but is not a metric."""
+OVERFLOWS_ALLOWED = 20  # consecutive steps without a finite loss in fp16
+COVNET_EPOCHS = 2  # epochs with augmentation after which a CovNet should have changed …
+LITTLE_DRIFT = 1e-3  # … by this share of its norm,
+LITTLE_SPREAD = 1e-3  # and its variances should differ between images by this share of their mean
+
+
+class FiniteCheck:
+    """Finds the first step whose numbers are not finite.
+
+    In fp16 the gradient scaler skips a step that overflows, so only many consecutive ones count as a failure.
+
+    Args:
+        steps: Number of steps in an epoch.
+        fp16: Whether training uses fp16.
+    """
+
+    def __init__(self, steps: int, fp16: bool) -> None:
+        self._fp16, self._allowed = fp16, min(OVERFLOWS_ALLOWED, steps - 1) if fp16 else 0
+        self._consecutive = 0
+
+    def first_failure(self, steps: Sequence[Mapping[str, float]]) -> int | None:
+        """Check further steps.
+
+        Args:
+            steps: Metrics of each step, in order.
+
+        Returns:
+            Index of the first step that failed, or None.
+        """
+        for i, numbers in enumerate(steps):
+            checked = [numbers["train_loss"]] if self._fp16 else numbers.values()
+            self._consecutive = 0 if all(map(math.isfinite, checked)) else self._consecutive + 1
+            if self._consecutive > self._allowed:
+                return i
+        return None
+
+
+def refuse_single_values(model: nn.Module) -> None:
+    """Make BatchNorm raise a :class:`TrainingError` in training mode if it has one value per channel.
+
+    Args:
+        model: The network. Each of its BatchNorm layers gets a hook.
+    """
+
+    def check(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if layer.training and inputs[0].numel() == inputs[0].shape[1]:
+            raise TrainingError(
+                "BatchNorm has nothing to average over: one image at a time passes through the network, and one pixel "
+                "of it is left; give a larger `batch_size`, `micro_batch` or `crop`"
+            )
+
+    for layer in model.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.register_forward_pre_hook(check)
+
+
+def covnet_warning(source: nn.Module, metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    """Describe what is wrong with a CovNet.
+
+    Args:
+        source: The source of Σ.
+        metrics: Metrics of the epochs so far.
+
+    Returns:
+        A sentence with advice; None if nothing is wrong or the source is not a CovNet.
+    """
+    if not isinstance(source, CovNet):
+        return None
+    last = metrics[-1]
+    mean, spread, drift = last["variance_mean"], last["variance_std_samples"], last["drift"]
+    if source.fixed_trace is None and not 0.01 <= mean <= 0.99:  # of sigmoids, between 0 and 1
+        state = "has collapsed, so hardly anything is augmented" if mean < 0.01 else "is saturated"
+        return f"CovNet {state}: its mean variance is {mean:.3g}, in a range from 0 to 1; try a `fixed_trace` of 0.5"
+    if sum(row["strength"] > 0 for row in metrics) < COVNET_EPOCHS:
+        return None
+    if drift < LITTLE_DRIFT:
+        return (
+            f"CovNet is not learning: its weights have changed by {drift:.1g} of their norm, so Σ has hardly changed; "
+            "the `method` isda costs less, and the `meta_optimizer` adam moves CovNet more"
+        )
+    if spread < LITTLE_SPREAD * mean:
+        return (
+            f"CovNet gives the same Σ to all images: their mean variance is {mean:.2g}, with a standard deviation of "
+            f"{spread:.1g}; the `method` isda costs less"
+        )
+    return None

@@ -1,0 +1,156 @@
+"""A network under training with its optimiser, learner, gradient scaler, moving average and random numbers."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.utils import get_total_norm
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from semaug.meta.state import gather_learner_state, take_rank_state
+from semaug.training.checks import GRADIENT_NORM, refuse_single_values
+from semaug.training.methods import make_learner, parameter_groups
+from semaug.training.settings import TrainConfig, given
+from semaug.util import distributed
+from semaug.util.errors import SettingError
+
+
+def cosine_schedule(epoch: float, epochs: int, warmup_epochs: float) -> float:
+    """Factor of the learning rate: linear warm-up, then cosine decay to zero.
+
+    Args:
+        epoch: Epochs since the start, with a fraction.
+        epochs: Epochs in all.
+        warmup_epochs: Length of the warm-up; at most a tenth of training counts.
+
+    Returns:
+        The factor, from 0 to 1.
+    """
+    warmup = min(warmup_epochs, epochs / 10)
+    if epoch < warmup:
+        return (epoch + 1e-3) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (epoch - warmup) / (epochs - warmup)))
+
+
+class Optimization:
+    """A network and everything that trains it, in the state in which training starts.
+
+    Args:
+        model: The network, on its device.
+        config: Resolved settings of the run.
+        device: The device.
+
+    Raises:
+        SettingError: If the method cannot train the network with these settings.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainConfig, device: torch.device) -> None:
+        self.model, self.config, self.device = model, config, device
+        self.optimizer = _make_optimizer(model, config)
+        self.scaler = GradScaler(device.type) if config.precision == "fp16" else None
+        try:
+            options = ("label_smoothing", "clip_norm", "micro_batch", "compile", "sync_batch_norm", "autocast")
+            settings = {name: getattr(config, name) for name in options}
+            self.learner = make_learner(
+                config.method, config.augmentation, model, self.optimizer, scaler=self.scaler, **settings
+            )
+        except ValueError as error:  # the network cannot be split, or a setting is out of range
+            raise SettingError(str(error), on_all_ranks=True) from error
+        self.learner.check_values = False  # the device would have to wait; the trainer checks the numbers
+        self.average: AveragedModel | None = None
+        if config.ema is not None:
+            self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema), use_buffers=True)
+        if not (config.sync_batch_norm and distributed.is_running()):
+            refuse_single_values(model)
+        self._seed_rank()
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The network to evaluate: the moving average if there is one."""
+        return self.model if self.average is None else self.average.module
+
+    def set_learning_rates(self, epoch: float) -> float:
+        """Set the learning rates of the network, which is returned, and of the source of Σ.
+
+        Args:
+            epoch: Epochs since the start, with a fraction.
+        """
+        factor = cosine_schedule(epoch, given(self.config.epochs), self.config.warmup_epochs)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        for group in self.learner.meta_optimizer.param_groups if self.learner.meta_optimizer is not None else ():
+            group["lr"] = self.config.augmentation.meta_lr * factor
+        return given(self.config.lr) * factor
+
+    def step(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Take a training step.
+
+        Args:
+            images: This rank's images (N, 3, crop, crop).
+            labels: Their class indices (N,) or class probabilities (N, C).
+
+        Returns:
+            Metrics of the step and, except in fp16, the norm of the gradient.
+        """
+        metrics = self.learner.step(images, labels)
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        if self.scaler is None:
+            metrics[GRADIENT_NORM] = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        return metrics
+
+    def average_buffers(self) -> None:
+        """Average the running statistics over ranks; possible at any time, as updates are linear in them."""
+        for network in dict.fromkeys((self.model, self.evaluated)):
+            distributed.average_buffers_(network)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to resume exactly. Call it on all ranks; it is complete on rank 0 alone."""
+        on_gpu = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "learner": gather_learner_state(self.learner.state_dict()),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+            "random_of_ranks": distributed.gather_objects((torch.get_rng_state(), on_gpu)),
+        }
+
+    def load_state_dict(self, content: Mapping[str, Any]) -> None:
+        """Restore a state, also one of another number of ranks.
+
+        Args:
+            content: A dictionary with, among others, the items of :meth:`state_dict`.
+        """
+        self.model.load_state_dict(content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.learner.load_state_dict(take_rank_state(content["learner"], self.config.micro_batch))
+        if self.scaler is not None:
+            self.scaler.load_state_dict(content["scaler"])
+        if self.average is not None:
+            self.average.load_state_dict(content["average"])
+        random_states = content["random_of_ranks"]
+        if len(random_states) != distributed.world_size() and distributed.rank() > 0:
+            self._seed_rank()
+            return
+        on_cpu, on_gpu = random_states[distributed.rank()]
+        torch.set_rng_state(on_cpu)
+        if self.device.type == "cuda" and on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu, self.device)
+
+    def _seed_rank(self) -> None:
+        """Give each rank but the first random numbers of its own, for its masks of dropout."""
+        if distributed.rank() > 0:
+            torch.manual_seed(torch.initial_seed() + 1_000_003 * distributed.rank() + self.learner.half_steps)
+
+
+def _make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
+    groups = [{**group, "initial_lr": group["lr"]} for group in parameter_groups(model, given(config.lr))]
+    decay = given(config.weight_decay)
+    if config.optimizer == "adamw":
+        return AdamW(groups, weight_decay=decay)
+    return SGD(groups, momentum=config.momentum, weight_decay=decay)

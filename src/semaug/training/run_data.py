@@ -1,0 +1,76 @@
+"""The images of a training run: read the data set, check it, and decode what training needs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from semaug.data.images import decoded
+from semaug.data.readable import readable_splits
+from semaug.data.readers import read_data, training_splits
+from semaug.data.samples import Samples
+from semaug.data.space import check_free_space
+from semaug.training.batches import Images
+from semaug.training.settings import TrainConfig
+from semaug.util.errors import DataError
+from semaug.util.progress import Progress
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The data of a run."""
+
+    classes: tuple[str, ...]
+    splits: dict[str, Samples]  # "train", "val" and, if the data set has one, "test"
+    train: Images
+    val: Images
+
+
+def load_run_data(config: TrainConfig, device: torch.device, progress: Progress, listing: Path | None) -> RunData:
+    """Read the data set of a run and decode its training and validation images.
+
+    Args:
+        config: Resolved settings of the run.
+        device: Device of the network; it also holds the decoded images if they fit.
+        progress: Shows progress and messages.
+        listing: File for a list of unreadable images; None to write none.
+
+    Returns:
+        The data. With ``images_on="stream"`` nothing is decoded yet.
+
+    Raises:
+        DataError: If the data set or its images cannot be read, or it has a single class.
+    """
+    with progress.task(f"fetching {config.data}", 0) as advance:
+        dataset = read_data(config.data, config.data_root, download=config.download, progress=advance)
+    if len(dataset.classes) < 2:
+        raise DataError(f"{dataset.name} has a single class; training needs at least two")
+    splits = training_splits(dataset, config.select, config.val_per_class, config.val_fraction, config.seed)
+    streams, preprocessing = config.images_on == "stream", config.preprocessing
+    cache = None if config.cache is None else config.cache.expanduser()
+    hint = None if streams else check_free_space(splits, preprocessing, cache)
+    if hint is not None:
+        progress.say(hint)
+    if not streams or config.on_bad_image == "skip":  # else the first unreadable image ends training when it is needed
+        with progress.task("reading images", 0) as advance:
+            splits, hint = readable_splits(
+                splits, dataset.classes, preprocessing, config.on_bad_image,
+                cache=cache, workers=config.workers, progress=advance, listing=listing, keep=not streams,
+            )  # fmt: skip
+        if hint is not None:
+            progress.say(hint)
+    counts = ", ".join(f"{len(samples)} {name}" for name, samples in splits.items())
+    progress.say(f"{dataset.name}: {len(dataset.classes)} classes, {counts} images")
+
+    def decode(split: str) -> Images:
+        if streams:
+            return splits[split]
+        with progress.task(f"decoding {split}", len(splits[split])) as advance:
+            pixels = decoded(splits[split], preprocessing, cache, config.workers, advance)
+        if device.type != "cuda" or config.images_on == "ram":
+            return pixels
+        if config.images_on is None and pixels.nbytes > torch.cuda.mem_get_info(device)[0] / 2:
+            return pixels
+        return pixels.to(device)
+
+    return RunData(dataset.classes, splits, decode("train"), decode("val"))

@@ -1,0 +1,109 @@
+"""Processes forked from one that has imported everything, which saves each of them seconds."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing import get_context, set_start_method
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from several import free_port
+
+SLOWEST = 300.0  # seconds that anything may take
+_FORKS = get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    ["semaug.cli.main", "semaug.training.trainer", "semaug.report", "torchvision.transforms.v2", "forks"]
+)
+
+
+class Fork:
+    """A process that calls a function; its standard error goes to a file.
+
+    Args:
+        log: The file.
+        function: A function of a module; its return value is the exit code.
+        arguments: Arguments of the function.
+        environment: Environment variables to set.
+        own_group: Whether the process leads a process group of its own.
+    """
+
+    def __init__(
+        self,
+        log: Path,
+        function: Callable[..., int | None],
+        *arguments: Any,
+        environment: Mapping[str, str] | None = None,
+        own_group: bool = False,
+    ) -> None:
+        self.log = log
+        settings = {"COLUMNS": "300", **(environment or {})}
+        self.process = _FORKS.Process(target=_run, args=(log, settings, own_group, function, arguments))
+        self.process.start()
+        assert self.process.pid is not None
+        self.pid: int = self.process.pid
+
+    def is_running(self) -> bool:
+        return self.process.exitcode is None
+
+    def send(self, number: signal.Signals, to_group: bool = False) -> None:
+        (os.killpg if to_group else os.kill)(self.pid, number)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that happens while the process runs."""
+        deadline = time.monotonic() + SLOWEST
+        while not condition():
+            assert self.is_running(), self.log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def wait(self) -> tuple[int, str]:
+        """Wait for the end; returns the exit code and what the process wrote to standard error."""
+        self.process.join(SLOWEST)
+        if self.is_running():
+            self.process.kill()
+            raise AssertionError(f"process {self.pid} does not end:\n{self.log.read_text()}")
+        assert self.process.exitcode is not None
+        return self.process.exitcode, self.log.read_text()
+
+
+def _run(
+    log: Path, environment: Mapping[str, str], own_group: bool, function: Callable[..., int | None], arguments: Any
+) -> None:
+    set_start_method("fork", force=True)  # as in a process that was not forked
+    if own_group:
+        os.setsid()
+    os.environ |= environment
+    with open(log, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    sys.exit(function(*arguments))
+
+
+def run_ranks(
+    count: int, folder: Path, function: Callable[..., int | None], *arguments: Any, fails: bool = False
+) -> list[str]:
+    """Call a function in several processes, with the environment that torchrun sets; returns what each wrote."""
+    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    folder.mkdir(parents=True, exist_ok=True)
+    forks = [
+        Fork(
+            folder / f"rank-{count}-{rank}-{common['MASTER_PORT']}.log",
+            function,
+            *arguments,
+            environment={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(count)
+    ]
+    try:
+        codes, said = zip(*(fork.wait() for fork in forks), strict=True)
+    finally:
+        for fork in forks:
+            if fork.is_running():
+                fork.process.kill()
+    assert all(codes) if fails else not any(codes), f"{codes}\n" + "\n".join(said)
+    return list(said)

@@ -1,0 +1,66 @@
+"""Progress of a run, the schedule of learning rates, and settings as they are written."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from semaug.training.optimization import cosine_schedule
+from semaug.training.settings import TrainConfig, identifying
+from semaug.training.state import EpochState, TrainingState
+
+
+def test_a_state_survives_a_checkpoint() -> None:
+    within = EpochState(18, step=2, seconds=1.5, lr=0.1, generator=torch.Generator().get_state())
+    within.add([{"accuracy": 0.5, "train_loss": 1.0}])
+    state = TrainingState(epoch=3, within=within, metrics=[{"epoch": 1}], best=0.5, best_epoch=2, warned=True)
+    content = state.to_checkpoint()
+    restored = TrainingState.from_checkpoint({**content, "model": {}})
+    assert restored.within is not None
+    assert torch.equal(restored.within.generator, within.generator)
+    assert restored.to_checkpoint().keys() == content.keys()
+    restored.within.generator = within.generator = None
+    assert restored == state
+    assert TrainingState.from_checkpoint(TrainingState().to_checkpoint()) == TrainingState()
+    with pytest.raises(KeyError):
+        TrainingState.from_checkpoint({"epoch": 1})
+
+
+def test_means_leave_out_what_is_not_finite_and_the_gradient() -> None:
+    within = EpochState(18)
+    within.add([{"accuracy": 0.25, "train_loss": 1.0, "gradient_norm": 3.0}, {"accuracy": 0.5, "train_loss": math.inf}])
+    within.add([{"accuracy": 0.75, "train_loss": 2.0, "meta_loss": 1 / 3}])
+    assert within.means() == {"train_loss": 1.5, "meta_loss": 0.333333, "train_accuracy": 0.5}
+
+
+def test_the_first_of_equally_good_epochs_is_the_best() -> None:
+    state = TrainingState(within=EpochState(18))
+    assert [
+        state.complete_epoch({"epoch": i + 1, "val_top1": top1}) for i, top1 in enumerate((0.0, 0.5, 0.5, 0.4))
+    ] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert (state.epoch, state.within, state.best, state.best_epoch) == (4, None, 0.5, 2)
+
+
+def test_the_learning_rate_warms_up_and_decays_to_zero() -> None:
+    assert cosine_schedule(0, 100, 5) == pytest.approx(0.0002)
+    assert cosine_schedule(2.5, 100, 5) == pytest.approx(0.5, abs=1e-3)
+    assert cosine_schedule(5, 100, 5) == 1
+    assert cosine_schedule(52.5, 100, 5) == pytest.approx(0.5)
+    assert cosine_schedule(100, 100, 5) == pytest.approx(0)
+    assert cosine_schedule(0.1, 1, 5) == 1, "the warm-up takes at most a tenth"
+    assert cosine_schedule(0, 10, 0) == 1
+
+
+def test_settings_survive_json_and_say_which_of_them_identify_a_run() -> None:
+    settings = TrainConfig(output=Path("runs") / "a", weights=Path("w.pth")).to_json()
+    assert json.loads(json.dumps(settings)) == settings
+    assert (settings["output"], settings["weights"], settings["augmentation"]["depth"]) == ("runs/a", "w.pth", 1)
+    assert {"data", "model", "weights", "method", "augmentation", "seed", "precision"} <= identifying()
+    assert not {"output", "workers", "device", "images_on", "track", "resume", "cache"} & identifying()
