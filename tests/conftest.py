@@ -8,7 +8,7 @@ import torch
 from hypothesis import settings
 
 if not torch.cuda.is_available():
-    # Triton's kernels are made ready for its interpreter where semaug.network.kernels is imported, which is after this file.
+    # Read when semaug.network.kernels is imported, which is after this file.
     os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile("semaug", deadline=None, derandomize=True)

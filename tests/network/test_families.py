@@ -1,4 +1,4 @@
-"""Forty families of timm in the meta loop; docs/networks.md says what works."""
+"""Forty families of timm in the meta loop; docs/networks.md has the table of results."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from families import FAMILIES, committed, row
 
 
 def lines() -> dict[str, str]:
-    found = [line for line in committed().splitlines() if line.startswith("| ")][1:]
-    return {line.split(" | ")[0].removeprefix("| "): line for line in found}
+    rows = [line for line in committed().splitlines() if line.startswith("| ")][1:]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in rows}
 
 
 def test_the_table_has_a_line_for_each_family() -> None:
@@ -16,6 +16,6 @@ def test_the_table_has_a_line_for_each_family() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_does_what_the_table_says(family: str) -> None:
-    """When this fails because a network now does something else, run `python tests/families.py`."""
+def test_a_family_works_as_the_table_says(family: str) -> None:
+    """If a new version of timm changes a result, run `python tests/families.py`."""
     assert str(row(family)) == lines()[family]

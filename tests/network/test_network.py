@@ -44,25 +44,44 @@ TIMM = {
 ALL = [("torchvision", name) for name in TORCHVISION] + [("timm", name) for name in TIMM]
 
 
-def build(library: str, name: str) -> nn.Module:
-    if library == "torchvision":
-        options = {"image_size": 32} if name.startswith("vit") else {}
-        return torchvision.models.get_model(name, weights=None, num_classes=5, **options)
-    options = {"img_size": 32} if name.startswith(("vit", "swin")) else {}
-    return timm.create_model(name, num_classes=5, **options)
-
-
 @pytest.mark.parametrize(("library", "name"), ALL)
-def test_blocks_are_named_in_order_and_the_late_part_replays_exactly(library: str, name: str) -> None:
-    model = build(library, name)
+def test_blocks_are_named_in_order(library: str, name: str) -> None:
+    with torch.device("cpu" if name.startswith("regnet") else "meta"):  # RegNet computes its widths with tensors
+        model = torchvision.models.get_model(name) if library == "torchvision" else timm.create_model(name)
     count, first, last = (TORCHVISION if library == "torchvision" else TIMM)[name]
     names = [block.name for block in Network(model).blocks]
     assert names[0] == "stem"
     assert (len(names) - 1, names[1], names[-1]) == (count, first, last)
     assert len(set(names)) == len(names)
 
+
+def small_vit() -> nn.Module:
+    sizes = {"patch_size": 16, "num_layers": 4, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
+    return torchvision.models.VisionTransformer(image_size=64, num_classes=5, **sizes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "densenet121",
+        "efficientnet_b0",
+        "mobilenet_v2",
+        "mobilenet_v3_small",
+        "regnet_x_400mf",
+        "shufflenet_v2_x0_5",
+        "mnasnet0_5",
+        "vit",
+        "convnext_tiny",
+        "swin_t",
+    ],
+)
+def test_the_late_part_of_torchvisions_families_replays_exactly(name: str) -> None:
+    """The families of timm are tested in test_families.py."""
+    model = small_vit() if name == "vit" else torchvision.models.get_model(name, num_classes=5)
+    count = sum(block.name != "stem" for block in Network(model).blocks)
     network = Network(model, frozen_blocks=count // 2)
-    images = torch.randn(2, 3, 32, 32)
+    images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         features, tape = network.forward(images)
         late = {key: parameter.detach() for key, parameter in network.late_parameters().items()}
@@ -75,8 +94,8 @@ def test_blocks_are_named_in_order_and_the_late_part_replays_exactly(library: st
         torch.testing.assert_close(network.head(features), model(images), rtol=1e-4, atol=1e-5)
 
 
-def test_ten_frozen_blocks_of_resnet50_keep_one_activation() -> None:
-    """The tape holds the last frozen block's output; of all the others only the shape."""
+def test_a_tape_stores_only_the_activation_that_the_late_part_reads() -> None:
+    """Of the outputs of all other early modules, it stores the shape."""
     network = Network(torchvision.models.resnet50(num_classes=5), frozen_blocks=10)
     _, tape = network.forward(torch.randn(2, 3, 64, 64))
     held = {name: sum(output.untyped_storage().nbytes() for output, _ in calls) for name, calls in tape.outputs.items()}
@@ -87,7 +106,7 @@ def test_ten_frozen_blocks_of_resnet50_keep_one_activation() -> None:
     assert not any(name.startswith(("conv1", "layer1", "layer2", "layer3.2")) for name in late)
 
 
-def test_nothing_of_the_model_changes() -> None:
+def test_preparing_a_network_does_not_change_the_model() -> None:
     model = TinyNet()
     before = copy.deepcopy(model.state_dict())
     modules = {name: (module, dict(module.__dict__)) for name, module in model.named_modules()}
@@ -117,7 +136,7 @@ def test_views_follow_later_changes_of_the_model() -> None:
     torch.testing.assert_close(network.head(features), model(images))
 
 
-def test_replay_and_passes_elsewhere_leave_running_statistics_alone() -> None:
+def test_replays_and_passes_at_other_parameters_leave_running_statistics_alone() -> None:
     model = TinyNet()
     network = Network(model, frozen_blocks=1, blocks=TINY_BLOCKS)
     images = torch.randn(4, 3, 9, 9)
@@ -138,8 +157,8 @@ def test_passes_at_other_parameters_give_no_gradient_to_the_early_part() -> None
     assert all(value.grad is not None for name, value in point.items() if not name.startswith("fc"))
 
 
-def test_passes_at_other_parameters_have_the_gradient_of_the_model_through_pooling() -> None:
-    model = torchvision.models.resnet18(num_classes=5).double().eval()
+def test_passes_at_other_parameters_have_the_same_gradient_through_pooling() -> None:
+    model = timm.create_model("resnet18", channels=(8, 16, 16, 16), num_classes=5).double().eval()
     network = Network(model)
     images = torch.randn(2, 3, 40, 40, dtype=torch.float64)
     point = {name: p.detach().clone().requires_grad_() for name, p in network.late_parameters().items()}
@@ -165,13 +184,13 @@ def test_outputs_that_are_overwritten_in_place_are_copied() -> None:
     network = Network(Overwriting().double(), frozen_blocks=1)
     features, tape = network.forward(torch.randn(2, 3, 2, 2, dtype=torch.float64))
     late = {name: parameter.detach() for name, parameter in network.late_parameters().items()}
-    for _ in range(2):  # a replay does not spoil the tape either
+    for _ in range(2):  # a replay does not change the tape either
         torch.testing.assert_close(network.replay(late, tape), features.detach(), rtol=0, atol=0)
     features.sum().backward()
 
 
 class Embedded(nn.Module):
-    """A bare parameter, in no block's name, that acts before the first block."""
+    """A parameter outside all blocks that acts before the first block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +276,7 @@ def test_a_1x1_convolution_is_a_linear_head(order: Any, engine: Any) -> None:
 
 
 class Grid(nn.Module):
-    """A patch embedding whose shape the model looks up, and a module that two others share."""
+    """A patch embedding whose attribute the model reads, and a module that two others share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +337,7 @@ class Wrapping(nn.Module):
         return Output(self.classifier(self.backbone.norm(x)))
 
 
-def test_wrapped_lists_of_blocks_and_outputs_with_logits() -> None:
+def test_lists_of_blocks_in_a_wrapper_and_outputs_with_logits() -> None:
     model = Wrapping()
     layers = [f"backbone.layers.{i}" for i in range(3)]
     assert [block.name for block in Network(model).blocks] == ["stem", *layers, "backbone.norm"]
@@ -332,7 +351,7 @@ def test_wrapped_lists_of_blocks_and_outputs_with_logits() -> None:
         assert len(tape.outputs) == (0 if frozen == 0 else frozen + 1)
 
 
-def test_models_that_cannot_be_split_say_why() -> None:
+def test_models_that_cannot_be_split_are_refused_with_a_reason() -> None:
     with pytest.raises(ValueError, match="not an nn.Linear or a 1×1 convolution"):
         Network(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()))
     with pytest.raises(ValueError, match="2 classifiers; the method needs a single linear head"):
@@ -360,35 +379,26 @@ def test_wrapped_models_are_unwrapped() -> None:
 
 
 @pytest.mark.parametrize("frozen", [0, 2])
-def test_a_compiled_pass_gives_the_same_features_gradients_and_statistics(frozen: int) -> None:
-    results = []
-    for backend in (None, "aot_eager"):
-        torch.manual_seed(0)
-        model = TinyNet(drop=0.0).double()
-        network = Network(model, frozen, blocks=TINY_BLOCKS, compile=backend)
-        for _ in range(2):
-            features, tape = network.forward(torch.ones(4, 3, 9, 9, dtype=torch.float64).cumsum(0))
-        features.square().sum().backward()
-        replayed = network.replay(dict(network.late_parameters()), tape)
-        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        results.append((features.detach(), replayed.detach(), gradients, model.state_dict()))
-    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("frozen", [0, 2])
-def test_a_compiled_pass_is_compiled_once_and_takes_two_backward_passes(frozen: int) -> None:
-    counters = torch._dynamo.utils.counters["stats"]
+def test_a_compiled_pass_is_compiled_once_and_equals_the_eager_one(frozen: int) -> None:
+    """Features, replay, statistics and the gradients of two backward passes."""
     torch._dynamo.reset()
-    network = Network(TinyNet(drop=0.0), frozen, blocks=TINY_BLOCKS, compile="aot_eager")
+    counters = torch._dynamo.utils.counters["stats"]
+    model = TinyNet(drop=0.0).double()
+    eager = Network(copy.deepcopy(model), frozen, blocks=TINY_BLOCKS)
+    compiled = Network(model, frozen, blocks=TINY_BLOCKS, compile="aot_eager")
     graphs = []
-    for seed in range(5):
-        images = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(seed))
-        features, _ = network.forward(images)
-        late = list(network.late_parameters().values())
-        first, second = (
-            torch.autograd.grad(features.square().sum(), late, retain_graph=True, allow_unused=True) for _ in range(2)
-        )
-        torch.testing.assert_close(first, second)
+    for seed in range(4):
+        images = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        results = []
+        for network in (eager, compiled):
+            features, tape = network.forward(images)
+            loss, late = features.square().sum(), network.late_parameters()
+            gradients = [
+                torch.autograd.grad(loss, list(late.values()), retain_graph=True, allow_unused=True) for _ in range(2)
+            ]
+            replayed = network.replay(dict(late), tape)
+            results.append((features.detach(), replayed.detach(), *gradients, network.model.state_dict()))
+        torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
         graphs.append(counters["unique_graphs"])
     assert graphs[0] > 0
-    assert graphs[1:] == graphs[1:2] * 4
+    assert graphs[1:] == graphs[1:2] * 3

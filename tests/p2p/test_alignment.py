@@ -1,4 +1,4 @@
-"""The canonical order of parts against a search over permutations written out."""
+"""The canonical order of parts against a plain search over all permutations."""
 
 import itertools
 
@@ -39,7 +39,7 @@ def test_order_equals_a_plain_search(seed, parts):
 
 
 @given(seed=seeds, shuffle=st.permutations(range(4)))
-def test_permuting_a_samples_parts_leaves_the_aligned_order_as_it_was(seed, shuffle):
+def test_the_order_of_the_input_does_not_matter(seed, shuffle):
     alignment = aligner(seed)
     features = torch.randn(3, 4, 6, dtype=torch.float64)
     shuffled = features[:, shuffle]
@@ -48,13 +48,13 @@ def test_permuting_a_samples_parts_leaves_the_aligned_order_as_it_was(seed, shuf
 
 
 @given(seed=seeds, shuffle=st.permutations(range(4)), scale=st.floats(0.1, 10))
-def test_the_templates_themselves_come_out_in_their_own_order(seed, shuffle, scale):
+def test_shuffled_templates_are_put_back_in_order(seed, shuffle, scale):
     alignment = aligner(seed)
     features = scale * alignment.templates[shuffle][None]
     torch.testing.assert_close(reordered(features, alignment(features))[0], scale * alignment.templates)
 
 
-def test_before_the_first_update_parts_stay_as_they_are():
+def test_before_the_first_update_the_order_is_the_identity():
     alignment = PartAlignment(4, 6)
     assert alignment(torch.randn(3, 4, 6)).tolist() == [[0, 1, 2, 3]] * 3
 
@@ -74,7 +74,7 @@ def test_templates_are_decayed_means_of_ordered_features():
     assert set(alignment.state_dict()) == {"templates", "seen"}
 
 
-def test_asking_for_the_order_moves_nothing():
+def test_computing_the_order_changes_no_buffer():
     alignment = aligner(0)
     before = {name: value.clone() for name, value in alignment.state_dict().items()}
     alignment(torch.randn(3, 4, 6, dtype=torch.float64))
@@ -82,7 +82,7 @@ def test_asking_for_the_order_moves_nothing():
         assert torch.equal(value, before[name])
 
 
-def test_features_of_zero_have_a_gram_matrix_of_zero():
+def test_zero_features_have_a_zero_gram_matrix():
     assert torch.equal(_normalised_gram(torch.zeros(2, 4, 3)), torch.zeros(2, 4, 4))
 
 

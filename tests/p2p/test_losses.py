@@ -20,7 +20,7 @@ def test_confidence_equals_explicit_targets(confidence):
     assert confident_cross_entropy(logits, labels, confidence).item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_soft_labels_may_be_given():
+def test_soft_labels_are_accepted():
     logits, labels = torch.randn(6, 5, dtype=torch.float64), torch.randint(5, (6,))
     soft = F.one_hot(labels, 5).double()
     torch.testing.assert_close(confident_cross_entropy(logits, soft, 0.7), confident_cross_entropy(logits, labels, 0.7))
@@ -48,7 +48,7 @@ def test_ranking_equals_a_double_loop(seed, parts):
     assert ranking_loss(scores, losses).item() == pytest.approx(total / 3)
 
 
-def test_ranking_teaches_the_scores_alone():
+def test_ranking_gives_a_gradient_to_the_scores_only():
     scores = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
     losses = torch.tensor([[0.1, 2.0]], dtype=torch.float64, requires_grad=True)
     ranking_loss(scores, losses).backward()
@@ -56,7 +56,7 @@ def test_ranking_teaches_the_scores_alone():
     assert losses.grad is None
 
 
-def test_alignment_equals_the_formula_and_teaches_both_sides():
+def test_alignment_equals_the_formula_and_gives_a_gradient_to_both_sides():
     image = torch.randn(3, 4, 6, dtype=torch.float64, requires_grad=True)
     parts = torch.randn(3, 4, 6, dtype=torch.float64, requires_grad=True)
     value = alignment_loss(image, parts)
@@ -67,7 +67,7 @@ def test_alignment_equals_the_formula_and_teaches_both_sides():
     assert parts.grad.abs().sum() > 0
 
 
-def test_part_losses_are_those_of_each_part():
+def test_part_losses_are_the_cross_entropies_of_the_parts():
     logits, labels = torch.randn(3, 4, 5, dtype=torch.float64), torch.tensor([0, 4, 2])
     expected = [
         [F.cross_entropy(part[None], label[None]).item() for part in image]

@@ -1,4 +1,4 @@
-"""Anchors, the proposal network, suppression and crops against plain per-image references."""
+"""Anchors, the proposal network, selection and crops against plain per-image references."""
 
 import math
 
@@ -31,7 +31,7 @@ def by_hand(side, map_side):
 
 
 @pytest.mark.parametrize(("side", "map_side"), [(448, 14), (64, 2), (96, 12), (32, 1)])
-def test_anchors_equal_those_made_by_hand(side, map_side):
+def test_anchors_equal_a_plain_loop(side, map_side):
     torch.testing.assert_close(anchors((side, side), (map_side, map_side)), by_hand(side, map_side))
 
 
@@ -49,12 +49,12 @@ def test_anchors_at_448_are_the_papers():
 
 
 @pytest.mark.parametrize(("image", "rows", "columns"), [((448, 448), 14, 14), ((96, 160), 3, 5), ((64, 64), 2, 2)])
-def test_every_anchor_has_a_score_in_its_place(image, rows, columns):
+def test_scores_are_in_the_order_of_the_anchors(image, rows, columns):
     network = ProposalNet(7, width=8)
     scores = network(torch.randn(2, 7, rows, columns))
     boxes = anchors(image, (rows, columns))
     assert scores.shape == (2, len(boxes))
-    # a score map that grows to the right and downwards ranks its anchors by place
+    # A score map that grows to the right and downwards ranks its anchors by position.
     with torch.no_grad():
         for layer in network.down:
             layer.weight.zero_()
@@ -75,10 +75,10 @@ def test_every_anchor_has_a_score_in_its_place(image, rows, columns):
 def plain_nms(scores, boxes, count, threshold):
     """One image, one box at a time."""
     left = sorted(range(len(boxes)), key=lambda k: -scores[k])
-    kept = []
-    while left and len(kept) < count:
+    selected = []
+    while left and len(selected) < count:
         best = left.pop(0)
-        kept.append(best)
+        selected.append(best)
         x0, y0, x1, y1 = boxes[best]
         rest = []
         for k in left:
@@ -87,7 +87,7 @@ def plain_nms(scores, boxes, count, threshold):
             if common / ((x1 - x0) * (y1 - y0) + (u1 - u0) * (v1 - v0) - common) <= threshold:
                 rest.append(k)
         left = rest
-    return kept
+    return selected
 
 
 @given(seed=st.integers(0, 10**6), side=st.sampled_from([(64, 2), (96, 6), (96, 12)]))
@@ -95,21 +95,21 @@ def test_selection_equals_a_plain_loop_and_torchvision(seed, side):
     boxes = anchors((side[0],) * 2, (side[1],) * 2)
     scores = torch.randn(3, len(boxes), generator=torch.Generator().manual_seed(seed))
     chosen = select_parts(scores, boxes, 4, 0.25)
-    for image, found in zip(scores, chosen, strict=True):
-        assert found.tolist() == plain_nms(image.tolist(), boxes.tolist(), 4, 0.25)
-        assert found.tolist() == nms(boxes, image, 0.25)[:4].tolist()
+    for image, indices in zip(scores, chosen, strict=True):
+        assert indices.tolist() == plain_nms(image.tolist(), boxes.tolist(), 4, 0.25)
+        assert indices.tolist() == nms(boxes, image, 0.25)[:4].tolist()
 
 
-def test_there_are_always_as_many_parts_as_asked_for():
+def test_the_number_of_parts_is_always_reached():
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 9, 10], [50, 50, 60, 60], [0, 0, 9, 9]])
     scores = torch.tensor([[3.0, 5, 4, 1, 2], [1, 2, 3, 9, 8]])
-    # of the overlapping ones the best is kept, then the far one, then those not yet chosen by score
+    # The best of the overlapping ones, then the distant one, then the others by score.
     assert select_parts(scores, boxes, 4).tolist() == [[1, 3, 2, 0], [3, 4, 2, 1]]
     with pytest.raises(ValueError, match="cannot choose 6 parts among 5 anchors"):
         select_parts(scores, boxes, 6)
 
 
-def test_crops_equal_cutting_and_resizing_one_by_one():
+def test_crops_equal_padding_cutting_and_resizing_one_by_one():
     images = torch.randn(3, 3, 64, 64, dtype=torch.float64, requires_grad=True)
     boxes = anchors((64, 64), (8, 8))
     chosen = boxes[torch.randint(len(boxes), (3, 4))]
@@ -126,7 +126,7 @@ def test_crops_equal_cutting_and_resizing_one_by_one():
             torch.testing.assert_close(crops[n, p], expected)
 
 
-def test_crops_of_half_precision_images_keep_their_places():
+def test_crops_of_half_precision_images_are_at_the_same_positions():
     images = torch.randn(1, 3, 448, 448)
     boxes = anchors((448, 448), (14, 14))[None, [0, 700, 1500, 1613]]
     crops = crop_parts(images.bfloat16(), boxes, 224)

@@ -13,6 +13,7 @@ from semaug.network.blocks import below
 from semaug.network.views import View, evaluation_mode, restored_random_state
 
 
+@torch.enable_grad()
 def split_model(
     model: nn.Module,
     head: tuple[str, Head],
@@ -39,7 +40,7 @@ def split_model(
         ValueError: The model's output is not that of its head alone.
     """
     early = set(early_parameters)
-    with evaluation_mode(model), restored_random_state(images.device), torch.enable_grad():
+    with evaluation_mode(model), restored_random_state(images.device):
         noise = torch.randn_like(images[:2].detach())
         while True:
             modules, logits = _early_modules(model, early, lambda: run_head(model, noise))
