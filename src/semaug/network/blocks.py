@@ -181,15 +181,9 @@ _LISTS = nn.Sequential | nn.ModuleList
 
 
 def in_sequence(module: nn.Module, prefix: str = "", inside: bool = False) -> Iterable[tuple[str, nn.Module]]:
-    """The children of a module in order, with nested sequences replaced by their members.
+    """The children of a module by name, in order, with nested sequences replaced by their members.
 
-    Args:
-        module: Any module.
-        prefix: Prepended to the names.
-        inside: Whether to replace lists, and modules that hold a list or sequence of blocks, by their members too.
-
-    Yields:
-        Name and module.
+    With `inside`, lists, and modules that hold a list or sequence of blocks, are replaced by their members too.
     """
     for name, child in module.named_children():
         if isinstance(child, nn.Sequential) or (inside and isinstance(child, nn.ModuleList)):

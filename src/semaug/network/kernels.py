@@ -1,7 +1,7 @@
 """Fused kernels for the tangent pass on a GPU: each reads primal and tangent once and writes the results.
 
-A function returns None or False where its kernel does not apply (on a CPU, in fp64, in another memory layout, without
-Triton); :mod:`semaug.network.tangents` then computes the same in torch. All arithmetic is in fp32.
+A function returns output and tangent, or None (False) where its kernel does not apply: on a CPU, in fp64, in another
+memory layout, without Triton. :mod:`semaug.network.tangents` then computes the same in torch. Arithmetic is in fp32.
 """
 
 import torch
@@ -74,9 +74,6 @@ def batch_norm(
         eps: Added to the variance.
         bounds: Range to which the output is clamped; None does not clamp.
         want_primal: False to compute the tangent alone; the output is then undefined.
-
-    Returns:
-        Output and tangent, or None if the kernel does not apply.
     """
     x, dx = input
     if not channels_last(x, dx):
@@ -122,9 +119,6 @@ def layer_norm(input: Dual, weight: Pair, bias: Pair, eps: float, dtype: torch.d
         bias: Shift (D,) and its tangent.
         eps: Added to the variance.
         dtype: Precision of the results.
-
-    Returns:
-        Output and tangent, or None if the kernel does not apply.
     """
     x, dx = input
     width = x.shape[-1]
@@ -139,15 +133,9 @@ def layer_norm(input: Dual, weight: Pair, bias: Pair, eps: float, dtype: torch.d
 
 
 def add_clamp_(input: Dual, other: Dual | None, bounds: tuple[float, float] | None) -> bool:
-    """Add a tensor to another in place, tangent to tangent, and clamp the sum.
+    """Add `other` to `input` in place, tangent to tangent, and clamp the sum to `bounds`; either may be None.
 
-    Args:
-        input: The tensor to change, without gaps in memory, and its tangent.
-        other: What to add, in the same memory layout; None to clamp alone.
-        bounds: Range to which the sum is clamped (outside it the tangent becomes 0); None does not clamp.
-
-    Returns:
-        Whether the kernel applies; if not, nothing has changed.
+    Returns whether the kernel applies: all tensors must have the same memory layout, without gaps.
     """
     x, dx = input
     y, dy = other or input
@@ -169,9 +157,6 @@ def attention(query: Dual, key: Dual, value: Dual, scale: float) -> Dual | None:
         key: Tensor (batch, heads, keys, size) and its tangent.
         value: Tensor of the key's shape and its tangent.
         scale: Factor of the scores.
-
-    Returns:
-        Output and tangent, or None if the kernel does not apply.
     """
     q, k, v = query[0], key[0], value[0]
     half = q.dtype in (torch.float16, torch.bfloat16)

@@ -113,16 +113,10 @@ def _build_torchvision(name: str, num_classes: int, crop: int, pretrained: bool)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a weights file; code in the file is never run.
-
-    Args:
-        path: A .safetensors file, or a checkpoint of torch with a state dict, alone or under "state_dict" or "model".
-
-    Returns:
-        Tensors on the CPU by name, without a leading "module.".
+    """Read the tensors of a .safetensors file or of a checkpoint of torch, by name; code in it is never run.
 
     Raises:
-        ModelError: The file is missing, damaged, or holds other things than tensors.
+        ModelError: The file is missing, damaged, or holds other things than a state dict.
     """
     if not path.is_file():
         raise ModelError(f"there is no weights file {path}")
@@ -147,10 +141,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, path: Path) -> str:
     """Load what fits from a weights file; a head for other classes stays as initialised.
-
-    Args:
-        model: The model to change.
-        path: A file that :func:`read_weights` can read.
 
     Returns:
         A sentence that says how many tensors were loaded and which were not.

@@ -106,13 +106,7 @@ def is_recorded(func: Any, args: Sequence[Any]) -> bool:
 
 
 def in_place_bounds(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bounds | None:
-    """The bounds of an activation that clamps its input in place; None for any other operator.
-
-    Args:
-        func: The operator.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-    """
+    """The bounds of an activation `func` that clamps its input in place; None for any other operator."""
     if func in (torch.relu_, Tensor.relu_):
         return 0.0, float("inf")
     if func in (F.relu, F.relu6):

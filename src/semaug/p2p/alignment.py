@@ -57,12 +57,7 @@ class PartAlignment(nn.Module):
 
     @torch.no_grad()
     def update(self, features: Tensor, order: Tensor) -> None:
-        """Move the templates towards a batch, over all ranks.
-
-        Args:
-            features: Part features (N, P, D).
-            order: Their canonical order (N, P).
-        """
+        """Move the templates towards the part `features` (N, P, D) of all ranks, in their canonical `order` (N, P)."""
         new = reordered(features.detach().to(self.templates.dtype), order).sum(0)
         total, count = distributed.sum_over_ranks([new, new.new_tensor(len(features))])
         old = self.decay * self.seen.to(new.dtype)

@@ -10,15 +10,7 @@ from semaug.isda.precision import widened
 def confident_cross_entropy(logits: Tensor, labels: Tensor, confidence: float = 1.0) -> Tensor:
     """Mean cross-entropy with a target of `confidence` for the label; the rest is spread over the other classes.
 
-    This is label smoothing with ``ε = (1 − confidence) · C / (C − 1)``.
-
-    Args:
-        logits: (N, C), C ≥ 2.
-        labels: Classes (N,), or probabilities (N, C).
-        confidence: In [1/C, 1].
-
-    Raises:
-        ValueError: `confidence` is out of range.
+    This is label smoothing with ``ε = (1 − confidence) · C / (C − 1)``, for logits (N, C) and labels (N,) or (N, C).
     """
     classes = logits.shape[1]
     if classes < 2 or not 1 / classes <= confidence <= 1:
@@ -27,13 +19,9 @@ def confident_cross_entropy(logits: Tensor, labels: Tensor, confidence: float = 
 
 
 def ranking_loss(scores: Tensor, losses: Tensor) -> Tensor:
-    """``Σ max(0, 1 − s_i + s_j)`` over pairs of parts with loss_j > loss_i, mean over images.
+    """``Σ max(0, 1 − s_i + s_j)`` over pairs of parts with loss_j > loss_i, mean over images; both (N, P).
 
-    A part that is classified better should have the higher score.
-
-    Args:
-        scores: Scores (N, P) of the parts.
-        losses: Losses (N, P) of the parts; they receive no gradient.
+    A part that is classified better should have the higher score. The losses receive no gradient.
     """
     scores, losses = widened(scores), losses.detach()
     worse = losses[:, None, :] > losses[:, :, None]  # (N, i, j)
@@ -44,11 +32,8 @@ def ranking_loss(scores: Tensor, losses: Tensor) -> Tensor:
 def alignment_loss(image_features: Tensor, predictions: Tensor) -> Tensor:
     """``−Σ_d softmax(f)_d · log softmax(m)_d``, mean over images and summed over leading dimensions (the stages).
 
-    Both sides receive a gradient: the paper detaches only the crops and the input of the proposal network.
-
-    Args:
-        image_features: Features f (…, N, D) of the image.
-        predictions: Predictions m (…, N, D) of them from the parts.
+    f are the image's features and m their predictions from the parts, (…, N, D). Both receive a gradient: the paper
+    detaches only the crops and the input of the proposal network.
     """
     each = -(widened(image_features).softmax(-1) * widened(predictions).log_softmax(-1)).sum(-1)
     return each.mean(-1).sum()

@@ -29,18 +29,10 @@ def padding(height: int, width: int) -> int:
 
 
 def anchors(image_size: tuple[int, int], map_size: tuple[int, int], device: torch.device | None = None) -> Tensor:
-    """All boxes that :class:`ProposalNet` scores, in its order.
+    """All boxes (A, 4) that :class:`ProposalNet` scores, in its order, for an image and its last feature map.
 
     The first level has a position for each element of the feature map (32 pixels apart for a map of 14 × 14 at 448);
     each further level has half as many per side, rounded up, twice as far apart.
-
-    Args:
-        image_size: Height and width of the image.
-        map_size: Rows and columns of its last feature map.
-        device: Where the boxes are created.
-
-    Returns:
-        Boxes (A, 4).
     """
     (height, width), (rows, columns) = image_size, map_size
     pad, scale = padding(height, width), min(height, width) / _SIDE
@@ -121,18 +113,10 @@ def select_parts(scores: Tensor, boxes: Tensor, count: int = 4, threshold: float
 
 @torch.no_grad()
 def crop_parts(images: Tensor, boxes: Tensor, size: int) -> Tensor:
-    """Cut boxes from padded images and resize them, without a graph.
+    """Cut boxes (N, P, 4) from padded images and resize them to (N, P, channels, size, size), without a graph.
 
     Bilinear with aligned corners, as in the released code. Sampling outside the image gives 0, like a padding with
     zeros, so no padded copy is made.
-
-    Args:
-        images: (N, channels, height, width).
-        boxes: (N, P, 4) in the padded images.
-        size: Side of the crops.
-
-    Returns:
-        Crops (N, P, channels, size, size).
     """
     count, parts = boxes.shape[:2]
     channels, height, width = images.shape[1:]
