@@ -1,17 +1,18 @@
 """A whole training with thousands of classes: from the image folder to the report and the predictions."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from photos import quick_config
 from semaug.inference.classifier import load_classifier
 from semaug.inference.prediction import predict
 from semaug.inference.runs import read_metrics
 from semaug.report import write_report
 from semaug.training.methods import Augmentation
-from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 from semaug.util.files import read_json
 
@@ -32,24 +33,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_training_evaluation_report_and_prediction_with_thousands_of_classes(images: Path, tmp_path: Path) -> None:
-    run = train(
-        TrainConfig(
-            data=str(images),
-            output=tmp_path / "run",
-            model="small",
-            pretrained=False,
-            method="learnable",
-            epochs=1,
-            resize=10,
-            crop=8,
-            batch_size=250,
-            val_per_class=1,
-            workers=0,
-            cache=None,
-            device="cpu",
-            augmentation=Augmentation(order="pipelined"),
-        )
-    )
+    options: dict[str, Any] = {"epochs": 1, "resize": 10, "crop": 8, "batch_size": 250, "val_per_class": 1, "lr": 0.03}
+    run = train(quick_config(images, tmp_path / "run", augmentation=Augmentation(order="pipelined"), **options))
     metrics = read_metrics(run)[0]
     assert metrics["train_loss"] == pytest.approx(np.log(CLASSES), abs=2)
     result = read_json(run / "evaluation.json")

@@ -160,7 +160,7 @@ def test_weights_from_a_file_are_loaded_except_a_head_for_other_classes(
         ({"micro_batch": 0}, "`micro_batch` must be at least 1, not 0"),
         ({"val_fraction": 1.5}, "`val_fraction` must lie between 0 and 1, not 1.5"),
         ({"ema": 1.0}, "`ema` must lie between 0 and 1, not 1.0"),
-        ({"augmentation": Augmentation(frozen_blocks=99)}, "frozen_blocks must lie in"),
+        ({"augmentation": Augmentation(frozen_blocks=99)}, "frozen_blocks must be in 0 … 3"),
     ],
 )
 def test_a_mistake_is_explained_in_one_sentence(

@@ -39,15 +39,7 @@ class PixelLoader:
     waited: float = 0.0  # seconds spent waiting for them
 
     def load(self, images: Images, batches: Iterable[Tensor]) -> Generator[Tensor, None, None]:
-        """Load several batches.
-
-        Args:
-            images: Images of a split.
-            batches: Indices of the images of each batch.
-
-        Yields:
-            uint8 pixels (N, resize, resize, 3) of each batch.
-        """
+        """Yield the pixels, uint8 (N, resize, resize, 3), of several batches of indices into the images of a split."""
         if isinstance(images, Tensor):
             for indices in batches:
                 yield images[indices.to(images.device)].to(self.device)
@@ -109,14 +101,11 @@ class Batches:
 
     @contextmanager
     def remaining(self, epoch: int, state: EpochState) -> Iterator[Iterator[tuple[Tensor, Tensor, Tensor]]]:
-        """Iterate over the remaining steps of an epoch.
+        """Iterate over the remaining steps: images, labels, and the state of the random generator after the step.
 
         Args:
             epoch: Number of completed epochs.
-            state: Progress within the epoch.
-
-        Yields:
-            An iterator over images, labels, and the state of the random generator after the step.
+            state: Progress within the next one.
         """
         plans, ahead = tee(self._plans(epoch, state))
         needed = (plan.indices[plan.needed] for plan in ahead)

@@ -33,14 +33,7 @@ class FiniteCheck:
         self._consecutive = 0
 
     def first_failure(self, steps: Sequence[Mapping[str, float]]) -> int | None:
-        """Check further steps.
-
-        Args:
-            steps: Metrics of each step, in order.
-
-        Returns:
-            Index of the first step that failed, or None.
-        """
+        """Check the metrics of further steps; returns the index of the first step that failed, or None."""
         for i, numbers in enumerate(steps):
             checked = [numbers["train_loss"]] if self._fp16 else numbers.values()
             self._consecutive = 0 if all(map(math.isfinite, checked)) else self._consecutive + 1
@@ -50,11 +43,7 @@ class FiniteCheck:
 
 
 def refuse_single_values(model: nn.Module) -> None:
-    """Make BatchNorm raise a :class:`TrainingError` in training mode if it has one value per channel.
-
-    Args:
-        model: The network. Each of its BatchNorm layers gets a hook.
-    """
+    """Make every BatchNorm of a network raise a :class:`TrainingError` in training if it gets one value per channel."""
 
     def check(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if layer.training and inputs[0].numel() == inputs[0].shape[1]:

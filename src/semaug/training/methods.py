@@ -98,20 +98,12 @@ class Method:
         return self.source is not None
 
     def resolve(self, settings: Augmentation) -> Augmentation:
-        """Fill in this method's default `strength` and `interval` where they are None.
-
-        Args:
-            settings: Any settings.
-        """
+        """Fill in this method's default `strength` and `interval` where the settings have None."""
         defaults = {"strength": self.defaults.get("strength", 10.0), "interval": self.defaults.get("interval", 1)}
         return replace(settings, **{k: v for k, v in defaults.items() if getattr(settings, k) is None})
 
     def relevant(self, settings: Augmentation) -> Augmentation:
-        """Reset what this method does not use to its default, so that it does not identify a run.
-
-        Args:
-            settings: Any settings.
-        """
+        """Reset the settings that this method does not use, so that they do not identify a run."""
         return replace(Augmentation(), **{name: getattr(settings, name) for name in self.options})
 
 

@@ -1,4 +1,4 @@
-"""A network under training with its optimiser, learner, gradient scaler, moving average and random numbers."""
+"""The network under training, with its optimiser, schedule, learner, gradient scaler and moving average."""
 
 import math
 from collections.abc import Mapping
@@ -11,12 +11,29 @@ from torch.nn.utils import get_total_norm
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from semaug.inference.classifier import as_composite
 from semaug.meta.state import gather_learner_state, take_rank_state
+from semaug.network.models import build_model, load_weights
 from semaug.training.checks import GRADIENT_NORM, refuse_single_values
-from semaug.training.methods import make_learner, parameter_groups
+from semaug.training.methods import METHODS, make_learner, parameter_groups
 from semaug.training.settings import TrainConfig, given
 from semaug.util import distributed
-from semaug.util.errors import SettingError
+from semaug.util.errors import ModelError, SettingError
+from semaug.util.progress import Progress
+
+
+def build_network(config: TrainConfig, classes: int, device: torch.device, progress: Progress) -> nn.Module:
+    """Build the network of a run on its device, as the composite model of the method if there is one."""
+    where = str(device) if not distributed.is_running() else f"{distributed.world_size()} × {device.type}"
+    progress.say(f"{config.model} by {config.method}, {config.epochs} epochs, on {where}")
+    model = build_model(given(config.model), classes, given(config.crop), bool(config.pretrained))
+    if config.weights is not None:
+        progress.say(f"{config.weights}: {load_weights(model, config.weights)}")
+    try:
+        model = as_composite(METHODS[config.method].composite, model, classes).to(device)
+    except ValueError as error:  # no stages to build a P2P-Net of
+        raise ModelError(str(error)) from error
+    return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
 
 
 def cosine_schedule(epoch: float, epochs: int, warmup_epochs: float) -> float:
@@ -40,9 +57,9 @@ class Optimization:
     """A network and everything that trains it, in the state in which training starts.
 
     Args:
-        model: The network, on its device.
+        model: The network.
         config: Resolved settings of the run.
-        device: The device.
+        device: The device of the network.
 
     Raises:
         SettingError: If the method cannot train the network with these settings.
@@ -74,11 +91,7 @@ class Optimization:
         return self.model if self.average is None else self.average.module
 
     def set_learning_rates(self, epoch: float) -> float:
-        """Set the learning rates of the network, which is returned, and of the source of Σ.
-
-        Args:
-            epoch: Epochs since the start, with a fraction.
-        """
+        """Set the learning rates for a time in epochs; returns that of the network."""
         factor = cosine_schedule(epoch, given(self.config.epochs), self.config.warmup_epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
@@ -87,11 +100,7 @@ class Optimization:
         return given(self.config.lr) * factor
 
     def step(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Take a training step.
-
-        Args:
-            images: This rank's images (N, 3, crop, crop).
-            labels: Their class indices (N,) or class probabilities (N, C).
+        """Train on this rank's images (N, 3, H, W) and labels, class indices (N,) or probabilities (N, C).
 
         Returns:
             Metrics of the step and, except in fp16, the norm of the gradient.
@@ -121,11 +130,7 @@ class Optimization:
         }
 
     def load_state_dict(self, content: Mapping[str, Any]) -> None:
-        """Restore a state, also one of another number of ranks.
-
-        Args:
-            content: A dictionary with, among others, the items of :meth:`state_dict`.
-        """
+        """Restore a state, possibly of another number of ranks, from a dictionary with the items of `state_dict`."""
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         self.learner.load_state_dict(take_rank_state(content["learner"], self.config.micro_batch))

@@ -23,23 +23,13 @@ from semaug.util.files import leftovers, read_json, write_atomically, write_json
 
 
 class RunDirectory:
-    """The directory of one run. All ranks call its methods; rank 0 alone (`writes`) accesses files.
-
-    Args:
-        folder: The directory. It need not exist.
-    """
+    """The directory of one run. All ranks call its methods; rank 0 alone (`writes`) accesses files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.writes = folder, distributed.rank() == 0
 
     def claim(self, config: TrainConfig) -> bool:
-        """Create the directory with its config.json, or check that it holds the same run.
-
-        Args:
-            config: Resolved settings of the run.
-
-        Returns:
-            Whether the run is already complete.
+        """Create the directory with its config.json, or check that it holds the same run; returns if that is complete.
 
         Raises:
             RunError: If the directory holds something else, a run with other settings, or one not to be resumed.
@@ -71,34 +61,18 @@ class RunDirectory:
         return (folder / "model.safetensors").is_file() and (folder / "evaluation.json").is_file()
 
     def load(self, name: str) -> dict[str, Any] | None:
-        """Read a checkpoint.
-
-        Args:
-            name: ``"last"`` or ``"best"``.
-
-        Returns:
-            Its content, on all ranks; None if there is none.
-        """
+        """Read the checkpoint "last" or "best", for all ranks; None if there is none."""
         path = self.folder / "checkpoints" / name
         content = distributed.raise_on_all_ranks(lambda: checkpoints.load(path) if self.writes else None)
         return distributed.broadcast_object(content)
 
     def save(self, name: str, content: dict[str, Any]) -> None:
-        """Write a checkpoint.
-
-        Args:
-            name: ``"last"`` or ``"best"``.
-            content: Tensors and plain values.
-        """
+        """Write the checkpoint "last" or "best"."""
         if self.writes:
             checkpoints.save(self.folder / "checkpoints" / name, content)
 
     def write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write metrics.jsonl and metrics.csv.
-
-        Args:
-            rows: Metrics of each epoch.
-        """
+        """Write the metrics of all epochs to metrics.jsonl and metrics.csv."""
         if not self.writes:
             return
         write_atomically(self.folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
@@ -109,12 +83,7 @@ class RunDirectory:
         write_atomically(self.folder / "metrics.csv", table.getvalue().encode())
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write a safetensors file.
-
-        Args:
-            name: Name of the file.
-            tensors: Tensors by name.
-        """
+        """Write a safetensors file."""
         if self.writes:
             content = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
             write_atomically(self.folder / name, safetensors_bytes(content))

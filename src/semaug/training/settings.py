@@ -16,11 +16,7 @@ Value = TypeVar("Value")
 
 
 def given(value: Value | None) -> Value:
-    """Return a setting that :meth:`TrainConfig.filled` has set.
-
-    Args:
-        value: The setting.
-    """
+    """Return a setting that :meth:`TrainConfig.filled` has set."""
     assert value is not None
     return value
 
@@ -186,5 +182,5 @@ class TrainConfig:
 
 
 def identifying() -> frozenset[str]:
-    """Names of the settings that must stay the same when a run is resumed; the others say where and how fast it runs."""
+    """Names of the settings that must stay the same when a run is resumed; others say where and how fast it runs."""
     return frozenset(setting.name for setting in fields(TrainConfig) if setting.metadata.get("identifies", True))

@@ -26,11 +26,7 @@ class EpochState:
     generator: Tensor | None = None  # state of the batches' random generator after the last step
 
     def add(self, steps: Iterable[Mapping[str, float]]) -> None:
-        """Add the metrics of further steps to the sums.
-
-        Args:
-            steps: Metrics of each step. In fp16 those of a skipped step are not finite; they are left out.
-        """
+        """Add the metrics of further steps to the sums, except those that are not finite (of steps skipped in fp16)."""
         for metrics in steps:
             for name, value in metrics.items():
                 if name != GRADIENT_NORM and math.isfinite(value):
@@ -56,14 +52,7 @@ class TrainingState:
     warned: bool = False  # whether a warning about CovNet has been printed
 
     def complete_epoch(self, row: Row) -> bool:
-        """Record a completed epoch.
-
-        Args:
-            row: Its metrics, with `epoch` and `val_top1`.
-
-        Returns:
-            Whether its validation accuracy is the best so far.
-        """
+        """Record the metrics of a completed epoch; returns whether its validation accuracy is the best so far."""
         self.metrics.append(row)
         self.epoch, self.within = row["epoch"], None
         if row["val_top1"] <= self.best:
@@ -77,10 +66,6 @@ class TrainingState:
 
     @classmethod
     def from_checkpoint(cls, content: Mapping[str, Any]) -> Self:
-        """Restore the state.
-
-        Args:
-            content: A dictionary with, among others, the items of :meth:`to_checkpoint`.
-        """
+        """Restore the state from a dictionary with, among others, the items of :meth:`to_checkpoint`."""
         values = {name: content[name] for name in cls.__dataclass_fields__}
         return cls(**values | {"within": None if values["within"] is None else EpochState(**values["within"])})

@@ -21,13 +21,7 @@ class Tracker:
     """A log of numbers; the base class logs nothing."""
 
     def log(self, epoch: int, numbers: Mapping[str, float], *, final: bool = False) -> None:
-        """Log numbers by name.
-
-        Args:
-            epoch: The epoch that they belong to, from 1.
-            numbers: Metrics of the epoch or, if `final`, scores of the trained model.
-            final: Whether this is the evaluation at the end.
-        """
+        """Log the metrics of an epoch or, if `final`, the scores of the model of the best epoch."""
 
     def close(self) -> None:
         """Finish the log."""
@@ -86,14 +80,7 @@ class _WeightsAndBiases(Tracker):
 
 
 def check_installed(track: Track | None) -> None:
-    """Check that the package of a tracker is installed.
-
-    Args:
-        track: Name of the tracker, or None.
-
-    Raises:
-        MissingPackageError: If it is not.
-    """
+    """Raise a :class:`MissingPackageError` if the package of a tracker is not installed."""
     if track is not None and importlib.util.find_spec(track) is None:
         raise MissingPackageError(f"the `track` {track} needs a package: pip install 'semaug[{track}]'")
 

@@ -14,22 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from semaug.inference.classifier import Classifier, as_composite
+from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import evaluate
 from semaug.inference.loop import predict_logits
 from semaug.inference.pictures import sample_pictures
-from semaug.network.models import build_model, load_weights
 from semaug.training.batches import Batches, PixelLoader
 from semaug.training.checks import FiniteCheck, covnet_warning
 from semaug.training.methods import METHODS
-from semaug.training.optimization import Optimization
+from semaug.training.optimization import Optimization, build_network
 from semaug.training.run_data import RunData, load_run_data
 from semaug.training.run_directory import RunDirectory
 from semaug.training.settings import TrainConfig, given
 from semaug.training.state import EpochState, TrainingState
 from semaug.training.tracking import Tracker, check_installed, make_tracker
 from semaug.util import distributed
-from semaug.util.errors import ModelError, RunError, TrainingError
+from semaug.util.errors import RunError, TrainingError
 from semaug.util.files import read_json, write_json
 from semaug.util.progress import Progress
 from semaug.util.signals import Interrupted, Stop
@@ -61,10 +60,7 @@ def train(config: TrainConfig) -> Path:
     try:
         return _train(config, torch.device(device))
     except distributed.PeerLostError as error:
-        folder = given(config.output)
-        message = (
-            f"another process has ended; run the same command again to resume from the last checkpoint in {folder}"
-        )
+        message = f"another process has ended; run the same command again to resume the run in {config.output}"
         raise TrainingError(message, on_all_ranks=True) from error
     finally:
         if not initialized:
@@ -83,7 +79,7 @@ def _train(config: TrainConfig, device: torch.device) -> Path:
         if run.writes:
             write_json(run.folder / "classes.json", list(data.classes))
         torch.manual_seed(config.seed)
-        model = distributed.raise_on_all_ranks(lambda: _build_network(config, len(data.classes), device, progress))
+        model = distributed.raise_on_all_ranks(lambda: build_network(config, len(data.classes), device, progress))
         trainer = Trainer(config, run, data, Optimization(model, config, device), progress, stop)
         trainer.resume()
         track = config.track if run.writes else None
@@ -94,19 +90,6 @@ def _train(config: TrainConfig, device: torch.device) -> Path:
             run.write_metrics(trainer.state.metrics)  # again, if the process was killed after the last checkpoint
             progress.say(_evaluate_best(config, run, data, trainer.optimization.evaluated, tracker))
     return run.folder
-
-
-def _build_network(config: TrainConfig, classes: int, device: torch.device, progress: Progress) -> nn.Module:
-    where = str(device) if not distributed.is_running() else f"{distributed.world_size()} × {device.type}"
-    progress.say(f"{config.model} by {config.method}, {config.epochs} epochs, on {where}")
-    model = build_model(given(config.model), classes, given(config.crop), bool(config.pretrained))
-    if config.weights is not None:
-        progress.say(f"{config.weights}: {load_weights(model, config.weights)}")
-    try:
-        model = as_composite(METHODS[config.method].composite, model, classes).to(device)
-    except ValueError as error:  # no stages to build a P2P-Net of
-        raise ModelError(str(error)) from error
-    return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
 
 
 def _evaluate_best(config: TrainConfig, run: RunDirectory, data: RunData, model: nn.Module, tracker: Tracker) -> str:
@@ -162,15 +145,7 @@ class Trainer:
         return state.epoch == self._epochs
 
     def run_epoch(self, tracker: Tracker) -> None:
-        """Take the remaining steps of an epoch, validate, save and report.
-
-        Args:
-            tracker: Receives the metrics.
-
-        Raises:
-            TrainingError: If training diverges.
-            Interrupted: If the process was asked to stop.
-        """
+        """Take the remaining steps of an epoch, validate, save and report."""
         state, epoch, learner = self.state, self.state.epoch + 1, self.optimization.learner
         self._loader.waited = 0.0
         within = self._train()
@@ -254,11 +229,7 @@ class Trainer:
     # -- saving and resuming ------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Restore the state of the last checkpoint, if there is one.
-
-        Raises:
-            RunError: If it belongs to another network, or to another number of training images.
-        """
+        """Restore the state of the last checkpoint, if there is one."""
         content, folder = self.run.load("last"), self.run.folder
         if content is None:
             self._beginning = pytree.tree_map_only(Tensor, lambda x: x.detach().to("cpu", copy=True), self._content())
@@ -312,13 +283,11 @@ class Trainer:
         with self._batches.remaining(self.state.epoch, within) as inputs:
             within.add(self._take_steps(within, inputs, step))
         self._save()
-        name, value = next(
-            (name.replace("_", " "), value) for name, value in numbers.items() if not math.isfinite(value)
-        )
+        name = next(name for name, value in numbers.items() if not math.isfinite(value))
         raise TrainingError(
-            f"training broke down in epoch {self.state.epoch + 1}, step {step + 1} of {self._batches.steps} ({name} "
-            f"{value}); the state before that step is saved in {self.run.folder}; with another `output`, try a smaller "
-            "`lr`, a `clip_norm` of 5 or a smaller `strength`",
+            f"training broke down in epoch {self.state.epoch + 1}, step {step + 1} of {self._batches.steps} "
+            f"({name.replace('_', ' ')} {numbers[name]}); the state before that step is saved in {self.run.folder}; "
+            "with another `output`, try a smaller `lr`, a `clip_norm` of 5 or a smaller `strength`",
             on_all_ranks=True,
         )
 
