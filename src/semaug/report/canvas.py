@@ -32,7 +32,6 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.left": False, "axes.axisbelow": True, "axes.grid": True, "axes.grid.axis": "y", "grid.color": GRID,
     "xtick.color": RULE, "xtick.labelcolor": SOFT, "ytick.labelcolor": SOFT, "ytick.left": False,
     "lines.linewidth": 1.8, "legend.frameon": False, "legend.fontsize": 9, "legend.labelcolor": INK,
-    "legend.handlelength": 2.6,
 }  # fmt: skip
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ROOT = {
@@ -99,8 +98,13 @@ def add_legend(figure: "Figure", handles: Sequence[Any], columns: int) -> None:
     """Add a legend of artists with labels below everything else, in as many columns as fit."""
     widest = CHARACTER * max(len(str(handle.get_label())) for handle in handles) + 0.6
     fitting = max(1, min(columns, int(figure.get_figwidth() / widest)))
-    anchor = 0.5, 0.3 / figure.get_figheight()
-    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=anchor, ncols=fitting, columnspacing=1.6)
+    place: dict[str, Any] = {
+        "loc": "upper center",
+        "bbox_to_anchor": (0.5, 0.3 / figure.get_figheight()),
+        "columnspacing": 1.6,
+    }
+    length = 2.6 if handles[0].get_linestyle() not in ("None", "") else 1.0
+    figure.legend(handles=handles, ncols=fitting, handlelength=length, **place)
 
 
 def to_png(figure: "Figure") -> bytes:
