@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The colours of Okabe and Ito, which all readers can tell apart, darkened for a white page.
+# The colours of Okabe and Ito, which differ for all readers, darkened for a white page.
 COLOURS = ("#0072b2", "#d55e00", "#00805f", "#9a4c95", "#8a6d00", "#4d5560", "#3aa0dc", "#e69f00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (3, 1.5)), (0, (6, 2, 1, 2)), (0, (1.5, 1.5)), (0, (9, 2)))

@@ -275,8 +275,8 @@ def confusion_matrix(names: Sequence[str], entries: Sequence[tuple[int, int, int
         )
     size = max(1.6, 0.26 * count) if named else 5.5
     shown = [_shortened(name, 24) for name in names] if named else []
-    room = 0.4 + CHARACTER * max(map(len, shown), default=2)
-    figure, [axes] = panels(1, 1, (size, size), (room, 1.2, 0.1, room))
+    margin = 0.4 + CHARACTER * max(map(len, shown), default=2)
+    figure, [axes] = panels(1, 1, (size, size), (margin, 1.2, 0.1, margin))
     axes.imshow(cells, interpolation="none", extent=(0, count, count, 0))
     axes.grid(visible=False)
     axes.spines[:].set_visible(True)
