@@ -70,14 +70,14 @@ def test_each_form_of_a_figure_is_what_it_claims_to_be(drawn: Drawn, name: str) 
 
 
 def test_features_are_what_the_head_sees(runs: Runs) -> None:
-    view = opened(runs["basic"])
-    samples = run_images(view.classifier)
-    seen = compute_features(samples, range(7), view.classifier, {"own": view.features})
-    pixels = torch.from_numpy(np.stack([view.classifier.preprocessing.pixels(samples.load(i)) for i in range(7)]))
+    figure_run = opened(runs["basic"])
+    samples = run_images(figure_run.classifier)
+    computed = compute_features(samples, range(7), figure_run.classifier, {"own": figure_run.features})
+    pixels = torch.from_numpy(np.stack([figure_run.classifier.preprocessing.pixels(samples.load(i)) for i in range(7)]))
     expected = load_classifier(runs["basic"]).probabilities(pixels)
-    assert torch.allclose(view.network.head(seen.features["own"]).softmax(1), expected, atol=1e-5)
-    assert seen.thumbnails.shape == (7, 96, 96, 3)
-    assert seen.labels.tolist() == list(samples.labels)[:7]
+    assert torch.allclose(figure_run.network.head(computed.features["own"]).softmax(1), expected, atol=1e-5)
+    assert computed.thumbnails.shape == (7, 96, 96, 3)
+    assert computed.labels.tolist() == list(samples.labels)[:7]
 
 
 def test_images_are_those_that_the_run_was_evaluated_and_trained_on(runs: Runs, photos: Path) -> None:
@@ -102,25 +102,25 @@ def test_a_choice_of_images_keeps_all_classes() -> None:
 
 @pytest.mark.parametrize("method", ["constant", "isda", "learnable"])
 def test_the_covariance_is_that_of_the_best_epoch(runs: Runs, method: str) -> None:
-    view = opened(runs[method], "run")
-    assert view.strength == read_metrics(runs[method])[-1]["strength"] == LAST[method]
+    figure_run = opened(runs[method], "run")
+    assert figure_run.strength == read_metrics(runs[method])[-1]["strength"] == LAST[method]
     state = checkpoint.load(runs[method] / "checkpoints" / "best")
     assert state is not None
-    assert view.source is not None
-    kept = view.source.state_dict()
-    assert kept.keys() == state["source"].keys()
-    assert all(torch.equal(kept[name], value) for name, value in state["source"].items())
-    now = view.classifier.model.state_dict()
+    assert figure_run.source is not None
+    source = figure_run.source.state_dict()
+    assert source.keys() == state["source"].keys()
+    assert all(torch.equal(source[name], value) for name, value in state["source"].items())
+    now = figure_run.classifier.model.state_dict()
     assert all(torch.equal(now[name], value) for name, value in state["model"].items())
 
 
 @pytest.mark.parametrize("method", ["constant", "isda", "learnable"])
 def test_draws_have_the_covariance_of_the_run(runs: Runs, method: str) -> None:
-    view = opened(runs[method], "run")
-    own, labels = (values[[0, 9]] for values in features(view, 10))
-    draws = view.draws(own, labels, 20_000, torch.Generator().manual_seed(1))
-    assert view.source is not None
-    variance = LAST[method] * view.source(own, labels).diagonal()
+    figure_run = opened(runs[method], "run")
+    own, labels = (values[[0, 9]] for values in features(figure_run, 10))
+    draws = figure_run.draws(own, labels, 20_000, torch.Generator().manual_seed(1))
+    assert figure_run.source is not None
+    variance = LAST[method] * figure_run.source(own, labels).diagonal()
     moved = (draws - own).double()
     scale = variance.mean().sqrt()
     assert torch.allclose(moved.mean(0) / scale, torch.zeros_like(moved[0]), atol=0.1)
@@ -141,14 +141,14 @@ def test_checkpoints_are_not_needed_and_the_covariance_is(runs: Runs, tmp_path: 
 
 def test_class_statistics_are_computed_and_the_caption_says_so(runs: Runs) -> None:
     run = runs["isda"]
-    view = opened(run, "classwise")
-    samples = run_images(view.classifier, "train")
-    seen = compute_features(samples, range(len(samples)), view.classifier, {"own": view.features})
-    count, _, deviation = class_statistics(seen.features["own"].double(), seen.labels, 6)
-    assert view.source is not None
-    found = view.source(seen.features["own"], seen.labels).diagonal().double()
-    assert torch.allclose(found, (deviation / count[:, None])[seen.labels], rtol=1e-4, atol=1e-7)
-    assert "30 training images" in view.notes[0]
+    figure_run = opened(run, "classwise")
+    samples = run_images(figure_run.classifier, "train")
+    computed = compute_features(samples, range(len(samples)), figure_run.classifier, {"own": figure_run.features})
+    count, _, deviation = class_statistics(computed.features["own"].double(), computed.labels, 6)
+    assert figure_run.source is not None
+    result = figure_run.source(computed.features["own"], computed.labels).diagonal().double()
+    assert torch.allclose(result, (deviation / count[:, None])[computed.labels], rtol=1e-4, atol=1e-7)
+    assert "30 training images" in figure_run.notes[0]
     assert "30 training images" in neighbours({"isda": run}, queries=1, count=1, covariance="classwise").caption
 
 
@@ -206,14 +206,14 @@ def test_nearest_images_agree_with_brute_force() -> None:
     gallery[11] = gallery[5]
     draws[0] = gallery[5] + 0.01
     draws[1] = gallery[5] - 0.01
-    found = _nearest_images(torch.from_numpy(draws), torch.from_numpy(gallery), same, query=3)
+    result = _nearest_images(torch.from_numpy(draws), torch.from_numpy(gallery), same, query=3)
     taken: list[int] = []
     for draw in draws:
         order = sorted(range(40), key=lambda i: (np.sum((gallery[i] - draw) ** 2), i))
         taken.append(next(i for i in order if i != 3 and same[i] not in {same[j] for j in taken}))
-    assert found == taken
-    assert found[0] == 5
-    assert 11 not in found
+    assert result == taken
+    assert result[0] == 5
+    assert 11 not in result
     assert 5 not in _nearest_images(torch.from_numpy(draws), torch.from_numpy(gallery), same, query=11)
 
 
@@ -241,28 +241,28 @@ def test_separation_agrees_with_a_computation_by_hand() -> None:
     dice = np.random.default_rng(1)
     labels = np.array([0] * 5 + [2] * 7 + [5] * 4)
     features = dice.normal(size=(16, 3)) + labels[:, None]
-    found = separation(features, labels)
+    result = separation(features, labels)
     centres = {c: features[labels == c].mean(0) for c in (0, 2, 5)}
     own = [np.sqrt(np.sum((a - centres[c]) ** 2)) for a, c in zip(features, labels, strict=True)]
     between = [np.sqrt(np.sum((centres[a] - centres[b]) ** 2)) for a, b in ((0, 2), (0, 5), (2, 5))]
-    assert found["intra"] == pytest.approx(np.mean(own))
-    assert found["inter"] == pytest.approx(np.mean(between))
-    assert found["separability"] == pytest.approx(np.mean(between) / np.mean(own))
+    assert result["intra"] == pytest.approx(np.mean(own))
+    assert result["inter"] == pytest.approx(np.mean(between))
+    assert result["separability"] == pytest.approx(np.mean(between) / np.mean(own))
     spread = np.sqrt(np.mean(np.sum((features - features.mean(0)) ** 2, axis=1)))
-    assert found["compactness"] == pytest.approx(np.mean(own) / spread)
+    assert result["compactness"] == pytest.approx(np.mean(own) / spread)
     coefficients = []
     for i, (a, c) in enumerate(zip(features, labels, strict=True)):
         distance = np.linalg.norm(features - a, axis=1)
         inside = distance[(labels == c) & (np.arange(16) != i)].mean()
         outside = min(distance[labels == k].mean() for k in (0, 2, 5) if k != c)
         coefficients.append((outside - inside) / max(outside, inside))
-    assert found["silhouette"] == pytest.approx(np.mean(coefficients))
+    assert result["silhouette"] == pytest.approx(np.mean(coefficients))
 
 
 def test_separation_does_not_divide_by_zero() -> None:
-    found = separation(np.repeat(np.eye(2), 3, axis=0), np.repeat([0, 1], 3))
-    assert found["separability"] is None
-    assert found["silhouette"] == 1.0
+    result = separation(np.repeat(np.eye(2), 3, axis=0), np.repeat([0, 1], 3))
+    assert result["separability"] is None
+    assert result["silhouette"] == 1.0
     assert separation(np.ones((3, 2)), np.zeros(3, dtype=np.int64))["compactness"] is None
 
 
@@ -287,11 +287,12 @@ def test_the_figure_of_look_alike_classes(runs: Runs, drawn: Drawn) -> None:
     figure = drawn["tsne"]
     assert figure.numbers["group"] == "finch"
     assert figure.numbers["images"] == 20
-    view = opened(runs["basic"])
-    samples = run_images(view.classifier)
-    members = [i for i, name in enumerate(view.classes) if name.endswith("Finch")]
-    seen = compute_features(samples, choose_images(samples, 99, 0, members), view.classifier, {"own": view.features})
-    expected = separation(seen.features["own"].double().numpy(), seen.labels.numpy())
+    figure_run = opened(runs["basic"])
+    samples = run_images(figure_run.classifier)
+    members = [i for i, name in enumerate(figure_run.classes) if name.endswith("Finch")]
+    chosen = choose_images(samples, 99, 0, members)
+    computed = compute_features(samples, chosen, figure_run.classifier, {"own": figure_run.features})
+    expected = separation(computed.features["own"].double().numpy(), computed.labels.numpy())
     measured = figure.numbers["runs"]["basic"]
     assert {key: measured[key] for key in expected} == pytest.approx(expected)
     assert 0 <= measured["top1"] <= 1
@@ -325,8 +326,8 @@ def test_the_kept_share_is_that_of_the_nearest_centre() -> None:
     dice = np.random.default_rng(2)
     features, centres, labels = dice.normal(size=(50, 4)), dice.normal(size=(3, 4)), dice.integers(3, size=50)
     hits = [np.argmin([np.linalg.norm(a - c) for c in centres]) == y for a, y in zip(features, labels, strict=True)]
-    found = _kept_share(torch.from_numpy(features), torch.from_numpy(labels), torch.from_numpy(centres))
-    assert found == pytest.approx(np.mean(hits))
+    result = _kept_share(torch.from_numpy(features), torch.from_numpy(labels), torch.from_numpy(centres))
+    assert result == pytest.approx(np.mean(hits))
 
 
 def test_the_figure_of_augmentations(drawn: Drawn) -> None:

@@ -101,12 +101,12 @@ def test_images_without_which_a_run_was_trained_are_left_out(
     capsys: pytest.CaptureFixture[str],
     cache: str | None,
 ) -> None:
-    folder, kept = tmp_path / "photos", None if cache is None else tmp_path / cache
+    folder, cached = tmp_path / "photos", None if cache is None else tmp_path / cache
     shutil.copytree(photos, folder)
     for split in ("train", "test"):
         for name in ("empty.png", "text.jpg"):
             (next((folder / split).iterdir()) / name).write_bytes(b"no image" if "text" in name else b"")
-    run = train_small(folder, tmp_path / "run", method="isda", epochs=1, cache=kept, on_bad_image="skip")
+    run = train_small(folder, tmp_path / "run", method="isda", epochs=1, cache=cached, on_bad_image="skip")
     if cache == "removed":
         shutil.rmtree(tmp_path / cache)
     capsys.readouterr()
@@ -150,7 +150,7 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
         (("augmentations", runs["basic"]), "has no Σ"),
         (("tsne", runs["basic"], "--groups", table), "no column class"),
         (("tsne", runs["basic"], "--group", "owl"), "no group 'owl'"),
-        (("tsne", runs["basic"], runs["basic"]), "given twice"),
+        (("tsne", runs["basic"], runs["basic"]), "appears twice"),
         (("tsne", tmp_path / "nowhere"), "there is no run directory"),
         (("tsne",), "at least one run"),
         (("diagnostics", runs["basic"]), "there is no Σ to show"),

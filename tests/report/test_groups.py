@@ -33,7 +33,7 @@ def test_a_table_makes_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("species,group\na,b\n", "no column class"),
         ("species,family\na,b\n", "no column class and no column group"),
@@ -42,10 +42,10 @@ def test_a_table_makes_groups(tmp_path: Path) -> None:
         ("class,group\n002.Fish_Crow,dark\n", "no group of two"),
     ],
 )
-def test_a_bad_table_is_one_sentence(tmp_path: Path, content: str, told: str) -> None:
+def test_a_bad_table_is_one_sentence(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "groups.csv"
     file.write_text(content)
-    with pytest.raises(SemaugError, match=told):
+    with pytest.raises(SemaugError, match=message):
         choose_group([], CUB, groups=file)
 
 

@@ -83,7 +83,7 @@ def owned(html: str) -> bool:
 
 
 def stays_text(html: str, folder: Path, expected: int) -> None:
-    """The page does nothing by itself, and nothing when pointed at without the policy that forbids all scripts."""
+    """The page runs no script of a name, nor when pointed at without the policy that forbids all scripts."""
     (folder / "page.html").write_text(html)
     seen, console = shown(folder / "page.html", folder / "profile")
     assert console == ""
@@ -131,9 +131,9 @@ def test_the_page_of_a_reproduction(drawn: list[figures.Figure], tmp_path: Path)
         }
         for figure in drawn
     ]
-    found = experiment("figure-tsne")
+    preset = experiment("figure-tsne")
     section = Section(
-        found, collect(found, setup, {}), [CLASSES[0]], {"pictures": pictures, "lines": [CLASSES[1]]}, CLASSES[2]
+        preset, collect(preset, setup, {}), [CLASSES[0]], {"pictures": pictures, "lines": [CLASSES[1]]}, CLASSES[2]
     )
     stays_text(reproduction.render([section], setup, [CLASSES[4]]), tmp_path, expected=5)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The colours of Okabe and Ito, which all readers can tell apart, darkened for a white page.
+# The colours of Okabe and Ito, which differ for all readers, darkened for a white page.
 COLOURS = ("#0072b2", "#d55e00", "#00805f", "#9a4c95", "#8a6d00", "#4d5560", "#3aa0dc", "#e69f00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (3, 1.5)), (0, (6, 2, 1, 2)), (0, (1.5, 1.5)), (0, (9, 2)))
@@ -32,7 +32,6 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.left": False, "axes.axisbelow": True, "axes.grid": True, "axes.grid.axis": "y", "grid.color": GRID,
     "xtick.color": RULE, "xtick.labelcolor": SOFT, "ytick.labelcolor": SOFT, "ytick.left": False,
     "lines.linewidth": 1.8, "legend.frameon": False, "legend.fontsize": 9, "legend.labelcolor": INK,
-    "legend.handlelength": 2.6,
 }  # fmt: skip
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ROOT = {
@@ -99,8 +98,13 @@ def add_legend(figure: "Figure", handles: Sequence[Any], columns: int) -> None:
     """Add a legend of artists with labels below everything else, in as many columns as fit."""
     widest = CHARACTER * max(len(str(handle.get_label())) for handle in handles) + 0.6
     fitting = max(1, min(columns, int(figure.get_figwidth() / widest)))
-    anchor = 0.5, 0.3 / figure.get_figheight()
-    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=anchor, ncols=fitting, columnspacing=1.6)
+    place: dict[str, Any] = {
+        "loc": "upper center",
+        "bbox_to_anchor": (0.5, 0.3 / figure.get_figheight()),
+        "columnspacing": 1.6,
+    }
+    length = 2.6 if handles[0].get_linestyle() not in ("None", "") else 1.0
+    figure.legend(handles=handles, ncols=fitting, handlelength=length, **place)
 
 
 def to_png(figure: "Figure") -> bytes:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -137,12 +137,12 @@ def _draw_curve(axes: "Axes", chart: LineChart, series: Series, shift: float) ->
 
 
 def _format_axes(axes: "Axes", chart: LineChart) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_xlabel(chart.x_label, loc="right")
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     if chart.log_x:
-        axes.set_xscale("log")
+        _make_logarithmic(axes, "x")
     elif chart.ticks:
         axes.set_xticks(range(len(chart.ticks)), chart.ticks)
         axes.tick_params(axis="x", rotation=25 if sum(map(len, chart.ticks)) > 34 else 0)
@@ -150,12 +150,20 @@ def _format_axes(axes: "Axes", chart: LineChart) -> None:
     else:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     if chart.log_y:
-        axes.set_yscale("log")
-        bottom, top = axes.get_ylim()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if top < 100 * bottom else (1,), numticks=7))
-        axes.yaxis.set_minor_locator(NullLocator())
-    text = percent if chart.percent else plain
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+        _make_logarithmic(axes, "y")
+    scale, unit = (100, " %") if chart.percent else (1, "")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{scale * value:.6g}{unit}"))
+
+
+def _make_logarithmic(axes: "Axes", name: Literal["x", "y"]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set(**{f"{name}scale": "log"})
+    axis = axes.xaxis if name == "x" else axes.yaxis
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,), numticks=7))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
 
 
 def _label_ends(axes: "Axes", chart: LineChart) -> None:
@@ -231,7 +239,7 @@ def rows(
     axes.set_ylim(tops[-1], 0)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
-    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
     axes.set_xlabel(x_label)
     axes.set_xlim(limits)
@@ -267,8 +275,8 @@ def confusion_matrix(names: Sequence[str], entries: Sequence[tuple[int, int, int
         )
     size = max(1.6, 0.26 * count) if named else 5.5
     shown = [_shortened(name, 24) for name in names] if named else []
-    room = 0.4 + CHARACTER * max(map(len, shown), default=2)
-    figure, [axes] = panels(1, 1, (size, size), (room, 1.2, 0.1, room))
+    margin = 0.4 + CHARACTER * max(map(len, shown), default=2)
+    figure, [axes] = panels(1, 1, (size, size), (margin, 1.2, 0.1, margin))
     axes.imshow(cells, interpolation="none", extent=(0, count, count, 0))
     axes.grid(visible=False)
     axes.spines[:].set_visible(True)

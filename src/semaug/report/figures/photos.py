@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from semaug.inference.pictures import data_uri
-from semaug.report.canvas import COLOURS, SOFT, clean, style
+from semaug.report.canvas import COLOURS, SOFT, clean, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +43,6 @@ class PhotoBlock:
 @style()
 def photo_grid(blocks: Sequence[PhotoBlock]) -> "Figure":
     """Draw blocks of photos, two side by side; all have the same number of rows."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     side, step, line = 0.9, 1.0, 1.24  # inches: of a photo, from photo to photo, from row to row
@@ -53,18 +52,16 @@ def photo_grid(blocks: Sequence[PhotoBlock]) -> "Figure":
     block_width = start + 1.5 + longest * step + 0.3
     block_height = head + max(len(blocks[0].rows) * line, 1.75 if blocks[0].query else 0.0) + 0.15
     width, height = min(2, len(blocks)) * block_width, -(-len(blocks) // 2) * block_height
-    figure = Figure(figsize=(width, height), facecolor="white")
+    figure, [axes] = panels(1, 1, (width, height), (0, 0, 0, 0))
 
     def write(x: float, y: float, text: str, **look: Any) -> None:
-        figure.text(x / width, 1 - y / height, text, va="top", linespacing=1.15, **look)
+        axes.text(x, y, text, va="top", linespacing=1.15, **look)
 
     def show(photo: Photo, x: float, y: float, size: float) -> None:
-        axes = figure.add_axes((x / width, 1 - (y + size) / height, size / width, size / height))
-        axes.set_axis_off()
-        axes.imshow(photo.picture, interpolation="antialiased", aspect="auto")
+        axes.imshow(photo.picture, interpolation="antialiased", extent=(x, x + size, y + size, y))
         if photo.good is not None:
             look: dict[str, Any] = {"ec": COLOURS[0]} if photo.good else {"ec": COLOURS[1], "ls": (0, (2.2, 1.1))}
-            axes.add_patch(Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, lw=3, clip_on=False, **look))
+            axes.add_patch(Rectangle((x, y), size, size, fill=False, lw=3, clip_on=False, **look))
         write(x + size / 2, y + size + 0.06, _wrapped(photo.text, 17), ha="center", size=6.5, color=SOFT)
 
     for i, block in enumerate(blocks):
@@ -80,6 +77,8 @@ def photo_grid(blocks: Sequence[PhotoBlock]) -> "Figure":
             for k, photo in enumerate(photos):
                 show(photo, x + start + 1.5 + k * step, y, side)
             y += line
+    axes.set(xlim=(0, width), ylim=(height, 0), aspect="auto")
+    axes.set_axis_off()
     return figure
 
 

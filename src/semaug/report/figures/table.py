@@ -83,7 +83,7 @@ def draw(name: str, runs: Sequence[str] = (), options: Mapping[str, Any] | None 
         raise SettingError("give at least one run directory")
     named, paths = zip(*map(_label_and_path, runs), strict=True)
     if len({path.resolve() for path in paths}) < len(paths):
-        raise SettingError("a run directory is given twice")
+        raise SettingError("a run directory appears twice")
     labels = [label or run.label for label, run in zip(named, read_runs(paths), strict=True)]
     if len(set(labels)) < len(labels):
         raise SettingError(f"two runs have the same name: {', '.join(labels)}")

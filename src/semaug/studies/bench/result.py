@@ -175,10 +175,11 @@ class Result:
         for label, slot, own in (("known", 5, {PLAIN, "isda"}), ("ours", 0, set(self.timings) - {PLAIN, "isda"})):
             shown = [text if name in own else "" for name, text in zip(self.timings, texts, strict=True)]
             series.append(charts.Series(label, slot, values, spread=spreads, texts=shown))
-        figure = charts.rows([timing.title for timing in self.timings.values()], series, reference=1.0)
         title = "Time of a training step, relative to plain cross-entropy"
-        figure.text(0, 1, "\n".join(self.heading()), va="bottom", color=canvas.SOFT)
-        figure.text(0, 1 + 0.4 / figure.get_figheight(), title, va="bottom", size=11, weight="bold", color=canvas.INK)
+        figure = charts.rows([timing.title for timing in self.timings.values()], series, reference=1.0)
+        inch = 1 / figure.get_figheight()
+        figure.text(0, 1 + 0.1 * inch, "\n".join(self.heading()), va="bottom", size=8.5, color=canvas.SOFT)
+        figure.text(0, 1 + 0.45 * inch, title, va="bottom", size=11, weight="bold", color=canvas.INK)
         return canvas.to_svg(figure, title)
 
 
