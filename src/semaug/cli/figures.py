@@ -43,7 +43,6 @@ class Figures(Command):
     """Where to compute. Default: cuda if available, else cpu."""
 
     def run(self) -> None:
-        """Draw the figures, and list the files."""
         from semaug.report.figures.command import draw
         from semaug.report.figures.figure import write
 

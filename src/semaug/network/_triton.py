@@ -8,7 +8,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _norm_sums(x, dx, sums, rows, channels, per_program, BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr) -> None:
+def _norm_sums(
+    x, dx, sums, rows, channels, per_program, BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr
+) -> None:
     """Sums of x, x², ẋ and xẋ for each channel over some rows.
 
     x and ẋ are first shifted by their value in row 0: a variance is a small difference of large sums otherwise.
