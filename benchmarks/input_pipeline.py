@@ -1,9 +1,9 @@
-"""Does the input pipeline keep the network busy? Rate of training on real images against the same step on noise.
+"""Compare the rate of training on real images with the same step on noise.
 
     python benchmarks/input_pipeline.py --data PATH --model resnet50 --resize 300 --crop 224
 
-Both take turns, batch by batch, in one run; the figure to look at is the ratio. Decoded images lie in memory, or on
-the GPU if there is one; crop, flip and normalisation happen on the device.
+Both take turns in one run. The ratio shows whether the input pipeline keeps the network busy. Decoded images are in
+memory, on the GPU if there is one; crop, flip and normalisation run on the device.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--method", default="basic", choices=list(methods.METHODS))
     parser.add_argument("--resize", type=int, default=96)
     parser.add_argument("--crop", type=int, default=88)
-    parser.add_argument("--half", type=int, default=64)
+    parser.add_argument("--half", type=int, default=64, help="images per half batch")
     parser.add_argument("--steps", type=int, default=20, help="steps per turn")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/semaug"))
@@ -48,10 +48,7 @@ def main() -> None:
         methods.Augmentation(strength=1.0),
         model,
         optimizer,
-        label_smoothing=0.0,
-        clip_norm=None,
         autocast=torch.bfloat16 if device.type == "cuda" else None,
-        scaler=None,
     )
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(2 * args.half, 3, args.crop, args.crop, device=device).to(memory_format=torch.channels_last)

@@ -1,16 +1,16 @@
-"""Time and memory of the loss on the head alone, relative to a linear layer with cross-entropy in the same run.
+"""Measure time and memory of the loss on the head alone, relative to a linear layer with cross-entropy.
 
     python benchmarks/loss_head.py                                     # 10 000 classes, as on iNaturalist
     python benchmarks/loss_head.py --classes 200 --json head.json
     python benchmarks/loss_head.py --classes 100000 --dim 768 --repetitions 3
 
-Each case is forward and backward in fp32, on random features: the linear layer with cross-entropy, with gradients in
-features, weight and bias; the ISDA loss of a diagonal covariance, with the gradient in the variance as well; the same
-with Σ from each source, class-wise statistics updated; and the head's part of the meta-gradient, i.e. the derivative
-of the ISDA loss along a direction of features, weight and bias, differentiated in the variance.
-Cases take turns within each repetition, so that a change of clock or load meets all of them; the table shows medians.
-Memory is the peak above what was held before the case, the weight's gradient included (on CPUs under Linux the resident
-memory, as the kernel counts it; the table shows the least of the repetitions).
+Each case is a forward and a backward pass in fp32, on random features: the linear layer with cross-entropy, with
+gradients in features, weight and bias; the ISDA loss of a diagonal covariance, with the gradient in the variance as
+well; the same with Σ from each source, including the update of class-wise statistics; and the head's part of the
+meta-gradient, which is the derivative of the ISDA loss along a direction of features, weight and bias, differentiated
+in the variance. The cases take turns, so that a change of clock or load affects all of them; the table shows medians.
+Memory is the peak above what was allocated before the case, including the weight's gradient. On CPUs under Linux it is
+the resident memory, and the table shows the smallest value of all repetitions.
 """
 
 import argparse
@@ -33,7 +33,7 @@ BASE = "linear + cross-entropy"
 
 
 def cases(args: argparse.Namespace, device: torch.device) -> dict[str, Callable[[], tuple[Tensor, ...]]]:
-    """What is measured, by name; each call returns the gradients."""
+    """The measured functions by name; each call returns gradients."""
     torch.manual_seed(0)
     n, c, d = args.batch, args.classes, args.dim
     features, weight, bias = (
@@ -82,8 +82,8 @@ def cases(args: argparse.Namespace, device: torch.device) -> dict[str, Callable[
     }
 
 
-def held(device: torch.device, peak: bool = False) -> int:
-    """Bytes that are held now, from where on the peak is counted anew; or the peak since then. 0 if nobody knows."""
+def allocated(device: torch.device, peak: bool = False) -> int:
+    """Allocated bytes, which also resets the peak; with `peak`, the peak since then. 0 where it cannot be measured."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         if peak:
@@ -92,7 +92,7 @@ def held(device: torch.device, peak: bool = False) -> int:
         return torch.cuda.memory_allocated()
     try:
         if not peak:
-            ctypes.CDLL(None).malloc_trim(0)  # what is free counts as taken otherwise
+            ctypes.CDLL(None).malloc_trim(0)  # free memory of the process would count otherwise
             Path("/proc/self/clear_refs").write_text("5")
         status = Path("/proc/self/status").read_text()
     except (OSError, AttributeError):
@@ -101,16 +101,16 @@ def held(device: torch.device, peak: bool = False) -> int:
 
 
 def measure(args: argparse.Namespace, device: torch.device) -> dict[str, dict[str, float]]:
-    """Median seconds, their ratio to the base and, on CUDA, the peak in bytes, of each case."""
+    """Median seconds, their ratio to the base, and the peak in bytes, for each case."""
     runs = cases(args, device)
     times: dict[str, list[float]] = {name: [] for name in runs}
     peaks: dict[str, int] = {}
     for repetition in range(-args.warm_up, args.repetitions):
         for name, run in runs.items():
-            before = held(device)
+            before = allocated(device)
             start = time.perf_counter()
             run()
-            above = held(device, peak=True) - before
+            above = allocated(device, peak=True) - before
             if repetition >= 0:
                 times[name].append(time.perf_counter() - start)
                 peaks[name] = min(peaks.get(name, above), above)
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--tf32", action="store_true")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     args = parser.parse_args()
     if min(args.classes, args.dim, args.batch, args.repetitions) < 1:
         parser.error("--classes, --dim, --batch and --repetitions must be at least 1")

@@ -1,10 +1,9 @@
-"""What both augmentations add to a training step of P2P-Net: time and memory side by side.
+"""Compare time and memory of a training step of P2P-Net with and without semantic augmentation.
 
     python benchmarks/p2p_step.py --model resnet50 --pixels 448 --half 64
 
-The methods take turns of five steps (ten half steps: one cycle of a meta loop with interval 10) on images of noise;
-medians of the repetitions, and half of the interquartile range. Memory is the peak above what is held between two
-steps.
+The methods take turns of five steps on noise (ten half steps: one cycle of a meta loop with interval 10). The table
+shows the median and half the interquartile range. Memory is the peak above what is allocated between two steps.
 """
 
 import argparse
@@ -32,31 +31,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 STEPS = 5
 
 
-def learner(args: argparse.Namespace, device: str, method: str, options: dict[str, Any]) -> LearnableAugmentation:
+def build(args: argparse.Namespace, device: str, method: str, options: dict[str, Any]) -> LearnableAugmentation:
     torch.manual_seed(0)
     model = as_composite("p2p", build_model(args.model, args.classes, args.pixels), args.classes)
     model = model.to(device, memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(methods.parameter_groups(model, 0.002), momentum=0.9, weight_decay=5e-4)
     settings = methods.Augmentation(**options)
     autocast = torch.bfloat16 if device == "cuda" else None
-    made = methods.make_learner(method, settings, model, optimizer, autocast=autocast)
-    made.check_values = False
-    return made
+    learner = methods.make_learner(method, settings, model, optimizer, autocast=autocast)
+    learner.check_values = False
+    return learner
 
 
-def turn(one: LearnableAugmentation, images: torch.Tensor, labels: torch.Tensor, steps: int) -> tuple[float, float]:
+def turn(learner: LearnableAugmentation, images: torch.Tensor, labels: torch.Tensor, steps: int) -> tuple[float, float]:
+    """Take some steps; returns milliseconds per step and peak memory in GB."""
     cuda = images.is_cuda
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated() if cuda else 0
+    before = torch.cuda.memory_allocated() if cuda else 0
     started = time.perf_counter()
     for _ in range(steps):
-        one.step(images, labels)
+        learner.step(images, labels)
     if cuda:
         torch.cuda.synchronize()
     seconds = (time.perf_counter() - started) / steps
-    return 1e3 * seconds, (torch.cuda.max_memory_allocated() - held) / 1e9 if cuda else float("nan")
+    return 1e3 * seconds, (torch.cuda.max_memory_allocated() - before) / 1e9 if cuda else float("nan")
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--half", type=int, default=64, help="images per half batch")
     parser.add_argument("--classes", type=int, default=200)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cudnn.benchmark = True
@@ -74,9 +74,9 @@ def main() -> None:
         memory_format=torch.channels_last
     )
     labels = torch.randint(args.classes, (2 * args.half,), device=device)
-    learners = {name: learner(args, device, *case) for name, case in CASES.items()}
-    for one in learners.values():
-        turn(one, images, labels, STEPS + 1)
+    learners = {name: build(args, device, *case) for name, case in CASES.items()}
+    for learner in learners.values():
+        turn(learner, images, labels, STEPS + 1)
     times: dict[str, list[float]] = {name: [] for name in learners}
     memory: dict[str, float] = {}
     for number in range(args.repetitions):
@@ -86,8 +86,8 @@ def main() -> None:
             milliseconds, peak = turn(learners[name], images, labels, STEPS)
             times[name].append(milliseconds)
             memory[name] = max(peak, memory.get(name, 0.0))
-    place = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    print(f"{args.model}, {args.pixels} px, {args.half} + {args.half} images, torch {torch.__version__}, {place}")
+    where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    print(f"{args.model}, {args.pixels} px, {args.half} + {args.half} images, torch {torch.__version__}, {where}")
     print(f"{'':46s} {'ms per step':>16s} {'ratio':>14s} {'GB':>6s}")
     base, rows = times["P2P-Net"], {}
     for name, values in times.items():

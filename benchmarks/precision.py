@@ -1,15 +1,14 @@
-"""How the precision of a half step changes its meta-gradient, and where the error comes from.
+"""Measure how the precision of a half step changes its meta-gradient, and where the error comes from.
 
     python benchmarks/precision.py --model torchvision/resnet50 --weights resnet50.safetensors --data cub --warm-up 30
 
-The reference is the whole half step in fp64. Then parts of it are computed in lower precision: everything; the tangent
-pass alone; everything but the tangent pass; the direction alone (the gradient of the meta loss); and, in fp64
-throughout, nothing but the weights rounded once to bf16, which says how much of the error any computation in bf16 must
-have. "Backbone" is the part of the meta-gradient that goes through the late blocks, without the head's own, which is by
-far the larger one.
+The reference is the whole half step in fp64. Then parts of it are computed in lower precision: everything; only the
+tangent pass; everything but the tangent pass; only the direction (the gradient of the meta loss). A half step in fp64
+with weights that were rounded to bf16 shows the error that no computation in bf16 can avoid. "Backbone" is the part of
+the meta-gradient that comes from the late blocks, without the head's own part, which is by far the larger one.
 
-Images come from the first classes of a folder of class folders, or are noise; `--warm-up` steps of plain training in
-bf16 on them come first, since a network that has learned nothing has hardly any features to differentiate.
+Images are those of the first classes of a folder of class folders, or noise. `--warm-up` steps of plain training in
+bf16 come first, because an untrained network has hardly any features to differentiate.
 """
 
 import argparse
@@ -31,7 +30,7 @@ from semaug.meta.problem import TrainProblem
 from semaug.network.models import build_model, load_weights
 from semaug.network.network import Network
 
-Found = dict[str, Tensor]
+Parts = dict[str, Tensor]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -73,13 +72,21 @@ class Experiment:
 
     def run(
         self,
-        look: Callable[[TrainProblem, dict[str, Tensor], list[Tensor]], None],
+        inspect: Callable[[TrainProblem, dict[str, Tensor], list[Tensor]], None],
         dtype: torch.dtype = torch.float32,
         autocast: torch.dtype | None = None,
         tf32: bool = False,
         rounded: bool = False,
     ) -> None:
-        """One pseudo update and one meta update, up to the meta-gradient, which `look` sees."""
+        """Compute a half step up to the meta-gradient.
+
+        Args:
+            inspect: Called with the problem, the direction and CovNet's parameters.
+            dtype: Precision of parameters and images.
+            autocast: Precision of the passes, or None.
+            tf32: Whether fp32 products use TF32.
+            rounded: Whether the weights are rounded to bf16 first.
+        """
         torch.backends.cudnn.conv.fp32_precision = "tf32" if tf32 else "ieee"  # type: ignore[attr-defined]
         torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
         model: nn.Module = copy.deepcopy(self.model)
@@ -108,7 +115,7 @@ class Experiment:
         features = widened(part.features.detach())
         loss = train_loss(covnet, part.labels, pseudo.strength, features, 0.0)
         problem = TrainProblem(learner.network, part.tape, pseudo.parameters, features, loss, autocast)
-        look(problem, direction, list(covnet.parameters()))
+        inspect(problem, direction, list(covnet.parameters()))
 
     def without_head(self, direction: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -116,7 +123,7 @@ class Experiment:
             for name, value in direction.items()
         }
 
-    def both(self, problem: TrainProblem, direction: Mapping[str, Tensor], parameters: list[Tensor]) -> Found:
+    def both(self, problem: TrainProblem, direction: Mapping[str, Tensor], parameters: list[Tensor]) -> Parts:
         dtype = problem.features.dtype
         cast = {name: value.to(dtype) for name, value in direction.items()}
         return {
@@ -158,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="torchvision/resnet50")
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--strided-first", action="store_true", help="weights of a ResNet made in Keras")
+    parser.add_argument("--strided-first", action="store_true", help="the weights are those of a Keras ResNet")
     parser.add_argument("--data", type=Path, help="folder of class folders")
     parser.add_argument("--classes", type=int, default=16)
     parser.add_argument("--pixels", type=int, default=224)
@@ -175,14 +182,14 @@ def main() -> None:
 
     experiment.run(remember, torch.float64)
     share = float(exact["backbone"].norm() / exact["all"].norm())
-    print(f"the backbone's part is {share:.3f} of the whole in length")
+    print(f"norm of the backbone's part relative to the whole: {share:.3f}")
     print(f"{'':52s} {'all':>19s} {'backbone':>19s}")
 
-    def show(title: str, found: Found) -> None:
+    def show(title: str, gradient: Parts) -> None:
         cells = []
         for part in ("all", "backbone"):
-            cosine = float(F.cosine_similarity(found[part], exact[part], dim=0))
-            error = float((found[part] - exact[part]).norm() / exact[part].norm())
+            cosine = float(F.cosine_similarity(gradient[part], exact[part], dim=0))
+            error = float((gradient[part] - exact[part]).norm() / exact[part].norm())
             cells.append(f"{cosine:9.6f} {error:9.2e}")
         print(f"{title:52s} {cells[0]:>19s} {cells[1]:>19s}", flush=True)
 
@@ -192,7 +199,7 @@ def main() -> None:
         "fp64, weights rounded to bf16": {"rounded": True},
     }.items():
         dtype = torch.float64 if "rounded" in options else torch.float32
-        experiment.run(lambda *seen, title=title: show(title, experiment.both(*seen)), dtype, **options)
+        experiment.run(lambda *step, title=title: show(title, experiment.both(*step)), dtype, **options)
 
     low: dict[str, Any] = {}
 

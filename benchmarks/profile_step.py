@@ -1,11 +1,10 @@
-"""Where the time of a training step goes: milliseconds on the GPU by phase of the loop and by kind of kernel.
+"""Profile a training step: milliseconds on the GPU by phase of the loop and by kind of kernel.
 
     python benchmarks/profile_step.py --model resnet50 --pixels 448 --half 64 --frozen-blocks 10
 
-For plain cross-entropy, then for the meta loop in both orders. The host waits for the device where a phase begins and
-ends, so that each kernel belongs to one phase. "whole" is the time of a step without those waits, and "host" what the
-host spends in each phase then, which counts where it is longer than the device's work. Peak memory is given for every
-phase, above what model and optimiser hold. Needs a GPU.
+The script profiles plain cross-entropy and the meta loop in both orders. The host waits for the GPU at the start and
+the end of each phase, so that each kernel belongs to one phase. "Whole" is the time of a step without these waits, and
+"host" the time that the host then spends in each phase. Peak memory is that above model and optimiser. Needs a GPU.
 """
 
 import argparse
@@ -29,7 +28,7 @@ from semaug.meta.algorithm import Algorithm1
 from semaug.meta.executor import Executor
 from semaug.network.network import Network
 
-KINDS = {  # in this order: the first that fits a kernel's name
+KINDS = {  # the first that fits a kernel's name
     "normalisation": ("batch_norm", "bn_fw", "bn_bw", "batchnorm", "_norm_", "layer_norm"),
     "attention": ("flash", "fmha", "attention", "sdpa"),
     "layout": ("nchwtonhwc", "nhwctonchw", "transpose", "direct_copy", "copy_device_to_device", "convert"),
@@ -58,17 +57,18 @@ def kind(name: str) -> str:
 
 
 class Phases:
-    """Marks phases of a step by record_function, with the host waiting at both ends."""
+    """Marks the phases of a step for the profiler; the host waits for the GPU at both ends of each."""
 
     def __init__(self) -> None:
         self.on = False
         self.memory: dict[str, float] = {}
-        self.held = 0
-        self.host: dict[str, float] = defaultdict(float)  # seconds in each phase, less those in phases inside it
+        self.base = 0  # allocated bytes before the step
+        self.host: dict[str, float] = defaultdict(float)  # seconds in each phase, without the phases inside it
         self.inside: list[float] = [0.0]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Mark a phase; while the profiler is off, measure the host's time in it."""
         if not self.on:
             start = time.perf_counter()
             self.inside.append(0.0)
@@ -82,10 +82,11 @@ class Phases:
         with record_function(f"phase: {name}"):
             yield
             torch.cuda.synchronize()
-        peak = (torch.cuda.max_memory_allocated() - self.held) / 1e9
+        peak = (torch.cuda.max_memory_allocated() - self.base) / 1e9
         self.memory[name] = max(self.memory.get(name, 0.0), peak)
 
     def around(self, owner: Any, attribute: str, name: str) -> None:
+        """Make each call of a function of `owner` a phase."""
         function = getattr(owner, attribute)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -108,16 +109,26 @@ def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, phases: Phase
     return step
 
 
-def table(events: list[FunctionEvent], steps: int) -> dict[str, dict[str, float]]:
+def kernels_by_phase(events: list[FunctionEvent]) -> dict[str, list[tuple[str, float]]]:
+    """Name and milliseconds of each kernel, by the innermost phase in which it began."""
     marks = [e for e in events if e.name.startswith("phase: ") and e.device_type == torch.autograd.DeviceType.CPU]
-    result: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    result: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for event in events:
         if event.device_type != torch.autograd.DeviceType.CUDA or event.name.startswith("phase: "):
             continue
         inside = [m for m in marks if m.time_range.start <= event.time_range.start <= m.time_range.end]
         innermost = min(inside, key=lambda m: m.time_range.elapsed_us(), default=None)
         name = innermost.name.removeprefix("phase: ") if innermost else "between"
-        result[name][kind(event.name)] += event.time_range.elapsed_us() / 1e3 / steps
+        result[name].append((event.name, event.time_range.elapsed_us() / 1e3))
+    return result
+
+
+def table(kernels: dict[str, list[tuple[str, float]]], steps: int) -> dict[str, dict[str, float]]:
+    """Milliseconds per step by phase and kind of kernel."""
+    result: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for phase, calls in kernels.items():
+        for name, milliseconds in calls:
+            result[phase][kind(name)] += milliseconds / steps
     return result
 
 
@@ -128,9 +139,7 @@ def main() -> None:
     parser.add_argument("--half", type=int, default=64, help="images per half batch")
     parser.add_argument("--classes", type=int, default=200)
     parser.add_argument("--frozen-blocks", type=int, default=10)
-    parser.add_argument(
-        "--kernels", type=int, default=0, help="also name this many of the longest kernels of each phase"
-    )
+    parser.add_argument("--kernels", type=int, default=0, help="also list the N longest kernels of each phase")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--orders", nargs="*", default=["plain", "paper", "pipelined"])
     args = parser.parse_args()
@@ -177,46 +186,40 @@ def main() -> None:
             times.append(start.elapsed_time(end))
         torch.cuda.reset_peak_memory_stats()
         host = {name: 1e3 * seconds / len(times) for name, seconds in phases.host.items()}
-        phases.held, phases.memory, phases.on = torch.cuda.memory_allocated(), {}, True
+        phases.base, phases.memory, phases.on = torch.cuda.memory_allocated(), {}, True
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             for _ in range(args.steps):
                 step(images, labels)
                 torch.cuda.synchronize()
         phases.on = False
-        events = list(profiler.events())
-        found = table(events, args.steps)
-        kinds = [k for k in (*KINDS, "other") if any(row.get(k, 0) >= 0.05 for row in found.values())]
+        kernels = kernels_by_phase(list(profiler.events()))
+        rows = table(kernels, args.steps)
+        kinds = [k for k in (*KINDS, "other") if any(row.get(k, 0) >= 0.05 for row in rows.values())]
         print(f"\n{order}: whole {statistics.median(times):.1f} ms per step")
         print(
             f"{'ms on the GPU per step':24s} {'all':>7s} "
             + " ".join(f"{k[:11]:>11s}" for k in kinds)
             + f" {'host':>6s} {'peak GB':>8s}"
         )
-        for name, row in found.items():
+        for name, row in rows.items():
             cells = " ".join(f"{row.get(k, 0):11.1f}" for k in kinds)
             waits, peak = host.get(name, float("nan")), phases.memory.get(name, float("nan"))
             print(f"{name:24s} {sum(row.values()):7.1f} {cells} {waits:6.1f} {peak:8.1f}")
         if args.kernels:
-            print_kernels(events, args.steps, args.kernels)
-        del model, optimizer, step, profiler, events
+            print_kernels(kernels, args.steps, args.kernels)
+        del model, optimizer, step, profiler
         torch.cuda.empty_cache()
 
 
-def print_kernels(events: list[FunctionEvent], steps: int, count: int) -> None:
-    marks = [e for e in events if e.name.startswith("phase: ") and e.device_type == torch.autograd.DeviceType.CPU]
-    total: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for event in events:
-        if event.device_type != torch.autograd.DeviceType.CUDA or event.name.startswith("phase: "):
-            continue
-        inside = [m for m in marks if m.time_range.start <= event.time_range.start <= m.time_range.end]
-        innermost = min(inside, key=lambda m: m.time_range.elapsed_us(), default=None)
-        total[innermost.name if innermost else "between"][event.name].append(event.time_range.elapsed_us() / 1e3)
-    for name, kernels in total.items():
-        print(f"  {name}")
-        for kernel, values in sorted(kernels.items(), key=lambda item: -sum(item[1]))[:count]:
-            print(
-                f"    {sum(values) / steps:7.2f} ms {len(values) / steps:6.0f}×  {kind(kernel)[:10]:10s} {kernel[:110]}"
-            )
+def print_kernels(kernels: dict[str, list[tuple[str, float]]], steps: int, count: int) -> None:
+    """Print the longest kernels of each phase, with milliseconds and calls per step."""
+    for phase, calls in kernels.items():
+        print(f"  {phase}")
+        times: dict[str, list[float]] = defaultdict(list)
+        for name, milliseconds in calls:
+            times[name].append(milliseconds)
+        for name, values in sorted(times.items(), key=lambda item: -sum(item[1]))[:count]:
+            print(f"    {sum(values) / steps:7.2f} ms {len(values) / steps:6.0f}×  {kind(name)[:10]:10s} {name[:110]}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What many GPUs, and many classes, should cost: predictions from steps measured on one GPU and assumed networks.
+"""Predict the cost of many GPUs and many classes from steps measured on one GPU and assumed networks.
 
     python benchmarks/scaling.py          # prints the tables of docs/distributed.md
 
@@ -17,25 +17,34 @@ from semaug import CovNet
 from semaug.network.network import Network
 from semaug.util import distributed
 
-NUMBER = 4  # bytes of one in fp32
-IMAGES = 128  # of a step on one GPU, in two halves
+NUMBER = 4  # bytes of a number in fp32
+IMAGES = 128  # in a step on one GPU, in two halves
 DIMENSIONS = 2048
 RANKS = (8, 64, 512)
 
 
 @dataclass(frozen=True)
 class Links:
-    """What is assumed of a machine with eight GPUs, and of the network between machines."""
+    """Assumptions about a machine with eight GPUs and the network between machines.
 
-    between: float = 50e9  # bytes a second of each GPU's own adapter: 400 Gb/s
-    inside: float = 450e9  # bytes a second of each GPU in its machine
-    start: float = 20e-6  # seconds of a collective operation inside a machine, however small
-    hop: float = 10e-6  # seconds more, there and back, for each doubling of machines
-    meeting: float = 50e-6  # seconds of each of the W − 1 rounds in which hosts tell each other the sizes of batches
-    gpus: int = 8  # of a machine
+    Args:
+        between: Bytes per second of each GPU's network adapter (400 Gb/s).
+        inside: Bytes per second of each GPU inside its machine.
+        start: Seconds of a collective operation inside a machine, however small.
+        hop: Additional seconds, in one direction, for each doubling of the machines.
+        meeting: Seconds of each of the W − 1 rounds in which the hosts exchange the sizes of batches.
+        gpus: GPUs in a machine.
+    """
+
+    between: float = 50e9
+    inside: float = 450e9
+    start: float = 20e-6
+    hop: float = 10e-6
+    meeting: float = 50e-6
+    gpus: int = 8
 
     def all_reduce(self, size: float, ranks: int) -> float:
-        """Seconds: reduced in each machine, each GPU's share over its adapter, and spread in each machine."""
+        """Seconds to sum `size` bytes over all ranks: inside each machine, between machines, and inside again."""
         inside = min(ranks, self.gpus)
         machines = ranks // inside
         seconds = 2 * (inside - 1) / inside * size / self.inside
@@ -45,7 +54,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of the buckets in which sums travel: of all parameters, of the late ones and of CovNet."""
+    """Bytes of the buckets that are summed: those of all parameters, of the late ones and of CovNet."""
 
     trained: tuple[int, ...]
     late: tuple[int, ...]
@@ -54,30 +63,34 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Method:
-    """A training method, with what was measured of a step (two half steps) on one GPU, in seconds."""
+    """A training method, with the measured seconds of a step (two half steps) on one GPU."""
 
     name: str
     step: float
-    host: float  # that the host is busy
+    host: float  # seconds in which the host is busy
     order: str = "plain"
     interval: int = 1
 
 
 PLAIN, ISDA, PAPER, PIPELINED = 0.1105, 0.1116, 0.1971, 0.1400
-HOST_PLAIN, HOST_PAPER, HOST_PIPELINED = 0.065, 0.173, PIPELINED  # the profiler, which costs time, says 0.159 at last
+HOST_PLAIN, HOST_PAPER, HOST_PIPELINED = (
+    0.065,
+    0.173,
+    PIPELINED,
+)  # the profiler, which costs time, shows 0.159 for the last
 
 
 def methods() -> list[Method]:
-    """Interval 1 as measured; others in proportion: at 10 that is 120.2 and 114.4 ms (measured: 120.5 and 114.6)."""
-    found = [Method("plain training", PLAIN, HOST_PLAIN)]
+    """Interval 1 as measured, the others interpolated: at 10 that is 120.2 and 114.4 ms (measured: 120.5 and 114.6)."""
+    rows = [Method("plain training", PLAIN, HOST_PLAIN)]
     for interval in (1, 10, 100):
         for name, order, step, host in (
             ("paper's order", "paper", PAPER, HOST_PAPER),
             ("pipelined", "pipelined", PIPELINED, HOST_PIPELINED),
         ):
             each = ISDA + (step - ISDA) / interval, HOST_PLAIN + (host - HOST_PLAIN) / interval
-            found.append(Method(name + (f", interval {interval}" if interval > 1 else ""), *each, order, interval))
-    return found
+            rows.append(Method(name + (f", interval {interval}" if interval > 1 else ""), *each, order, interval))
+    return rows
 
 
 def sizes(classes: int) -> Sizes:
@@ -95,7 +108,17 @@ def _buckets(parameters: Sequence[torch.Tensor]) -> tuple[int, ...]:
 def half_step_bytes(
     trained: float, late: float, covnet: float, dimensions: int, order: str, interval: float = 1, local: bool = False
 ) -> float:
-    """Bytes that a rank hands to all-reduce in a half step; the parts are given in bytes."""
+    """Bytes that a rank passes to all-reduce in a half step.
+
+    Args:
+        trained: Bytes of all trained parameters.
+        late: Bytes of the late parameters.
+        covnet: Bytes of CovNet's parameters.
+        dimensions: Dimension of the features, for the diagnostics.
+        order: "plain", "paper" or "pipelined".
+        interval: Half steps per meta update.
+        local: Whether pseudo update and meta loss are those of each rank.
+    """
     if order == "plain":
         return trained
     times = {"paper": 0 if local else 2, "pipelined": 1}[order]
@@ -103,7 +126,7 @@ def half_step_bytes(
 
 
 def waiting(method: Method, size: Sizes, links: Links, ranks: int) -> float:
-    """Seconds of a half step in which the GPU waits for sums, which are sent after each backward pass."""
+    """Seconds of a half step in which the GPU waits for sums, which follow each backward pass."""
     if ranks == 1:
         return 0.0
     sums = [(size.trained, 1.0)]
@@ -115,13 +138,13 @@ def waiting(method: Method, size: Sizes, links: Links, ranks: int) -> float:
 
 
 def step_time(method: Method, size: Sizes, links: Links, ranks: int, images: int) -> float:
-    """Seconds of a step with so many images on each GPU, whose work is in proportion to them; the host's is not."""
+    """Seconds of a step with `images` on each GPU, to which the GPU's work, but not the host's, is proportional."""
     gpu = method.step * images / IMAGES + 2 * waiting(method, size, links, ranks)
     return max(gpu, method.host + (ranks - 1) * links.meeting)
 
 
 def efficiency(method: Method, size: Sizes, links: Links, ranks: int, images: int = IMAGES) -> float:
-    """Images a second of one GPU among many, relative to a single one with `IMAGES` a step."""
+    """Images per second of each of many GPUs, relative to a single one with `IMAGES` in a step."""
     return method.step * images / IMAGES / step_time(method, size, links, ranks, images)
 
 
@@ -180,7 +203,7 @@ def strong_table() -> str:
 
 
 def latency_table() -> str:
-    """What is waited for however little is sent, in a half step of plain training."""
+    """Latencies in a half step of plain training, which do not depend on the amount of data."""
     links, norms = Links(), 53
     rows = []
     for name, count in (

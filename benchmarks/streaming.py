@@ -1,12 +1,11 @@
-"""What does it cost to decode images in every epoch? Training on a stream against training on decoded images.
+"""Compare training on images that are decoded in every epoch with training on decoded images.
 
     python benchmarks/streaming.py --model resnet18 --workers 1
 
-Writes JPEG files like photos (500 × 375 pixels, about 110 kB) into a temporary folder, measures how fast they are
-decoded and resized in so many processes, and then lets the same training steps take turns on decoded images and on a
-stream. The figures to look at are the ratio, the share of the time in which the step waited for images, and the CPU
-time of the training process, which other programs on the machine change least. With `--threads` the network leaves
-cores to the processes that decode, as a GPU does.
+The script writes JPEG files like photos (500 × 375 pixels, about 110 kB) into a temporary folder and measures how fast
+worker processes decode and resize them. Then the same training steps take turns on decoded images and on a stream. It
+prints the ratio, the share of the time in which a step waited for images, and the CPU time of the training process,
+which depends least on other programs. `--threads` limits the network's threads, so that cores are left for decoding.
 """
 
 import argparse
@@ -32,11 +31,11 @@ from semaug.network.models import build_model
 from semaug.training import methods
 
 CLASSES = 100
-WARM_UP = 3  # steps, of each turn
+WARM_UP = 3  # steps at the start of each turn that are not measured
 
 
 def write_photos(folder: Path, count: int) -> ImageFiles:
-    """Coloured noise of all scales, which JPEG files of such a size hold too."""
+    """Write JPEG files of coloured noise on all scales, which compress like photos."""
     generator = np.random.default_rng(0)
     files = []
     for i in range(count):
@@ -50,11 +49,11 @@ def write_photos(folder: Path, count: int) -> ImageFiles:
 
 
 def measure_tables(folder: Path, count: int) -> None:
-    """Time and memory of a split of so many images in shards of a thousand, of which there are the names alone."""
+    """Print time and memory that the tables of `count` images in shards of a thousand take; the shards are empty."""
     name = "train/n{0:08d}/n{0:08d}_{1:05d}.JPEG"
     (folder / "names").write_text("".join(name.format(i // 1300, i % 1300) for i in range(count)))
     files = tuple(folder / f"{i}.tar" for i in range(-(-count // 1000)))
-    for file in files:  # names are in the tables' files
+    for file in files:  # the names are in the files of the tables
         file.with_suffix(".npy").hardlink_to(folder / "names")
     length = len(name.format(0, 0))
     table = np.full((count, 5), length, np.int64)
@@ -76,7 +75,7 @@ def measure_tables(folder: Path, count: int) -> None:
     print(f"the order of an epoch: {time.process_time() - busy:.1f} s of CPU time")
     middle = len(order) // 2
     near = len(shards[order[middle : middle + 10_000]].unique())
-    print(f"10 000 images that follow each other come from {near} of {len(files)} shards")
+    print(f"10 000 successive images come from {near} of {len(files)} shards")
 
 
 def main() -> None:
@@ -90,7 +89,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10, help="steps per turn")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--tables", type=int, help="measure the tables of so many images in shards instead")
+    parser.add_argument("--tables", type=int, help="measure the tables of N images in shards instead")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.tables is not None:
@@ -153,13 +152,15 @@ def main() -> None:
             images = size * args.steps
             return images / taken, waited / taken, (time.process_time() - busy) / images
 
-        found: dict[str, list[tuple[float, float, float]]] = {"decoded": [], "stream": []}
+        results: dict[str, list[tuple[float, float, float]]] = {"decoded": [], "stream": []}
         for _ in range(args.turns):
-            found["decoded"].append(turn(on_decoded()))
+            results["decoded"].append(turn(on_decoded()))
             parts = places(WARM_UP + args.steps)
             with closing(stream_pixels(samples, preprocessing, parts, args.workers)) as stream:
-                found["stream"].append(turn(stream))
-    (plain, _, own), (rate, waiting, other) = (map(statistics.median, zip(*found[name], strict=True)) for name in found)
+                results["stream"].append(turn(stream))
+    (plain, _, own), (rate, waiting, other) = (
+        map(statistics.median, zip(*turns, strict=True)) for turns in results.values()
+    )
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {args.threads} threads"
     print(f"{args.model}, {args.resize} → {args.crop} px, JPEG of {bytes_each / 1e3:.0f} kB, {size} images, on {where}")
     print(f"decoded {plain:.1f}/s, stream with {args.workers} processes {rate:.1f}/s, ratio {rate / plain:.3f}")

@@ -1,15 +1,16 @@
-"""A Hugging Face image classifier in the real Trainer: with the ISDA loss, and with the whole meta loop.
+"""A Hugging Face image classifier in the Trainer, with the ISDA loss and with the whole meta loop.
 
     python examples/hugging_face.py
 
-ISDA is another loss, so ``compute_loss`` is all there is to it. The meta loop updates the network itself, in
-``training_step``; it leaves no gradient behind, and then the Trainer's own step does nothing, while its learning-rate
-schedule, logging and checkpoints go on as ever. ``LearnableTrainer`` saves the state of the meta loop in the Trainer's
-checkpoints, for ``train(resume_from_checkpoint=True)``; make the model of the checkpoint with ``from_pretrained`` then,
-since the Trainer of transformers 5.22 does not find all weights of networks that are saved under older names, as ViT
-and DINOv2 are. For one process without ``fp16``; instead of ``gradient_accumulation_steps``, take the learner's
-``micro_batch``. The network is a small DINOv2 without weights; the data are scikit-learn's digits, which such a network
-learns in a minute; on 400 embedded birds it stayed at chance.
+For the ISDA loss, override ``compute_loss``. The meta loop updates the network itself, in ``training_step``. It leaves
+no gradients behind, so the Trainer's own optimiser step does nothing; its schedule, logging and checkpoints work as
+usual. ``LearnableTrainer`` saves the state of the meta loop in the Trainer's checkpoints, for
+``train(resume_from_checkpoint=True)``. To resume, load the model with ``from_pretrained``: the Trainer of transformers
+5.22 does not load all weights of networks whose parameters are saved under older names, such as ViT and DINOv2.
+
+This is for one process without ``fp16``. Instead of ``gradient_accumulation_steps``, use the learner's ``micro_batch``.
+The network is a small DINOv2 with random weights. The data are scikit-learn's digits, which it learns in a minute; on
+400 embedded birds it stayed at chance.
 """
 
 import tempfile
@@ -27,6 +28,8 @@ DIGITS, EPOCHS, BATCH = 10, 4, 50
 
 
 class IsdaTrainer(Trainer):
+    """Trainer with the ISDA loss; `strength` is λ0."""
+
     def __init__(self, model: nn.Module, *, strength: float, **options: Any) -> None:
         super().__init__(model, **options)
         self.strength, self.network = strength, semaug.Network(model)
@@ -41,6 +44,8 @@ class IsdaTrainer(Trainer):
 
 
 class LearnableTrainer(Trainer):
+    """Trainer with the meta loop; `augmentation` holds options of :class:`semaug.LearnableAugmentation`."""
+
     learner: semaug.LearnableAugmentation | None = None
 
     def __init__(self, model: nn.Module, *, augmentation: dict[str, Any], **options: Any) -> None:
@@ -50,7 +55,7 @@ class LearnableTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any) -> Tensor:
         model.train()
         inputs = self._prepare_inputs(inputs)
-        if self.learner is None:  # now that there is an optimiser
+        if self.learner is None:  # the optimiser exists now
             self.learner = semaug.LearnableAugmentation(model, self.optimizer, **self.augmentation)
             if self.state.global_step:
                 folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
@@ -69,7 +74,7 @@ class LearnableTrainer(Trainer):
 
 
 class Digits(torch.utils.data.Dataset[dict[str, Any]]):
-    """Of 8×8 pixels; the last 297 are for the test."""
+    """Digits of 8×8 pixels; the last 297 are the test split."""
 
     def __init__(self, split: str) -> None:
         digits, chosen = load_digits(), slice(1500) if split == "train" else slice(1500, None)

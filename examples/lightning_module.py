@@ -3,10 +3,10 @@
     python examples/lightning_module.py
     python examples/lightning_module.py --accelerator gpu --precision bf16-mixed
 
-Optimisation is manual, since a step is two half steps of three updates. The state of the meta loop goes into
-Lightning's checkpoint, beside the weights and the optimiser, so that a run which is broken off goes on exactly: here
-six epochs at once give the same weights as three and three. ``Trainer(precision="bf16-mixed")`` works as it is;
-``16-mixed`` does not, since its scaler is Lightning's own. The data are the embedded birds.
+Optimisation is manual, because a step consists of two half steps with three updates each. The state of the meta loop
+is saved in Lightning's checkpoint, so that an interrupted run resumes exactly: here six epochs give the same weights as
+three and three. ``Trainer(precision="bf16-mixed")`` works; ``16-mixed`` does not, because Lightning owns its scaler.
+The data are the embedded birds.
 """
 
 import argparse
@@ -29,11 +29,13 @@ SPECIES, PER_SPECIES, EPOCHS = 10, 100, 6
 
 
 class Learnable(L.LightningModule):
+    """A classifier trained with the meta loop; `options` are those of :class:`semaug.LearnableAugmentation`."""
+
     def __init__(self, model: nn.Module, epochs: int, **options: Any) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model, self.epochs, self.options = model, epochs, options
-        self.state: dict[str, Any] | None = None  # of the meta loop and the random numbers, from a checkpoint
+        self.state: dict[str, Any] | None = None  # of the meta loop and the random generators, from a checkpoint
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.005)
@@ -52,7 +54,7 @@ class Learnable(L.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
         metrics = self.learner.step(*batch)
         self.log("train_loss", metrics["train_loss"], on_step=False, on_epoch=True)
-        if self.trainer.is_last_batch:  # and not at the end of the epoch, when the checkpoint is written already
+        if self.trainer.is_last_batch:  # at the end of the epoch the checkpoint would be written already
             self.lr_schedulers().step()
 
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
@@ -69,7 +71,7 @@ class Learnable(L.LightningModule):
 
 @cache
 def birds(split: str, per_species: int) -> TensorDataset:
-    """Drawn once, for all epochs and runs."""
+    """The embedded birds, drawn once for all epochs and runs."""
     data = Birds(SPECIES, per_species, split, size=64, transform=lambda image: image / 127.5 - 1)
     images, labels = zip(*(data[i] for i in range(len(data))), strict=True)
     return TensorDataset(torch.stack(images), torch.tensor(labels))
@@ -80,21 +82,21 @@ def loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:
 
 
 def exact_loader(data: Dataset[Any], batch_size: int) -> DataLoader[Any]:
-    """Shuffles by seed and epoch, which Lightning tells the sampler, and so alike in a run that goes on."""
+    """A loader that shuffles by seed and epoch, so that a resumed run sees the same batches."""
     sampler = DistributedSampler(data, num_replicas=1, rank=0)
     return DataLoader(data, batch_size, sampler=sampler, drop_last=True, generator=torch.Generator())
 
 
 def fit(folder: Path, epochs: int, checkpoint: Path | None = None, **options: Any) -> tuple[Learnable, Path]:
-    """Train to the end of so many epochs; returns the module and the checkpoint of its end."""
+    """Train for some epochs; returns the module and its last checkpoint."""
     torch.manual_seed(0)
     module = Learnable(build_model("small", SPECIES, 64), EPOCHS, strength=2.0, order="pipelined")
     saving = ModelCheckpoint(folder, save_last=True)
     settings = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "devices": 1}
     trainer = L.Trainer(max_epochs=epochs, callbacks=[saving], num_sanity_val_steps=0, **settings, **options)
     trainer.fit(module, *loaders(), ckpt_path=checkpoint, weights_only=True)
-    found = {name: f"{float(value):.3f}" for name, value in trainer.callback_metrics.items()}
-    print(f"epoch {trainer.current_epoch}, optimiser step {trainer.global_step}: {found}")
+    metrics = {name: f"{float(value):.3f}" for name, value in trainer.callback_metrics.items()}
+    print(f"epoch {trainer.current_epoch}, optimiser step {trainer.global_step}: {metrics}")
     return module, Path(saving.last_model_path)
 
 

@@ -2,8 +2,8 @@
 
     python examples/plain_pytorch.py
 
-The loop is yours: :class:`semaug.LearnableAugmentation` takes the place of forward, backward and optimiser step.
-The data are the embedded birds.
+In your own loop, :class:`semaug.LearnableAugmentation` replaces the forward pass, the backward pass and the optimiser
+step. The data are the embedded birds.
 """
 
 import torch
@@ -19,7 +19,7 @@ SPECIES, PER_SPECIES, EPOCHS = 10, 60, 5
 
 
 def birds(split: str, per_species: int) -> TensorDataset:
-    """Drawn once, for all epochs."""
+    """The embedded birds, drawn once for all epochs."""
     data = Birds(SPECIES, per_species, split, size=64, transform=lambda image: image / 127.5 - 1)
     images, labels = zip(*(data[i] for i in range(len(data))), strict=True)
     return TensorDataset(torch.stack(images), torch.tensor(labels))
@@ -45,8 +45,8 @@ def main() -> None:
         with torch.no_grad():
             for images, labels in test:
                 scores.update(model(images).softmax(1), labels)
-        found = {name.removeprefix("Multiclass"): f"{float(value):.3f}" for name, value in scores.compute().items()}
-        print(f"epoch {epoch + 1}: loss {float(loss.compute()):.2f}, test {found} (chance: {1 / SPECIES:.3f})")
+        results = {name.removeprefix("Multiclass"): f"{float(value):.3f}" for name, value in scores.compute().items()}
+        print(f"epoch {epoch + 1}: loss {float(loss.compute()):.2f}, test {results} (chance: {1 / SPECIES:.3f})")
         scores.reset()
         loss.reset()
 

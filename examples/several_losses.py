@@ -1,11 +1,11 @@
-"""A model of your own with several losses, trained with learnable semantic augmentation on one of its heads.
+"""A custom model with several losses, trained with learnable semantic augmentation on one of its heads.
 
     python examples/several_losses.py
 
-The network below has three outputs: the species, the family that a species belongs to, and a second opinion on the
-species from its middle stage, as deep supervision has it. Augmentation makes sense for the head that decides, so
-:class:`semaug.Composite` says which output that is and what the rest of the loss is; the meta loop then differentiates
-the whole. The data are the embedded birds, with pairs of species as families. Takes about a minute on two CPU cores.
+The network has three outputs: the species, the family to which the species belongs, and a second prediction of the
+species from a middle stage (deep supervision). The head that predicts the species is augmented:
+:class:`semaug.Composite` names it and the rest of the loss, and the meta loop differentiates the whole loss. The data
+are the embedded birds, with pairs of species as families. Takes about a minute on two CPU cores.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,9 @@ from semaug.data.birds import Birds
 SPECIES, FAMILIES, EPOCHS = 10, 5, 8
 
 
-class Opinions(NamedTuple):
+class Predictions(NamedTuple):
+    """Logits (N, classes) of the three heads."""
+
     species: Tensor
     family: Tensor
     early_species: Tensor
@@ -40,16 +42,16 @@ class Net(nn.Module):
         self.family = nn.Linear(64, FAMILIES)
         self.early_species = nn.Linear(32, SPECIES)
 
-    def forward(self, images: Tensor) -> Opinions:
+    def forward(self, images: Tensor) -> Predictions:
         middle = self.middle(images)
         feature = self.late(middle).amax((2, 3))
-        return Opinions(self.species(feature), self.family(feature), self.early_species(middle.amax((2, 3))))
+        return Predictions(self.species(feature), self.family(feature), self.early_species(middle.amax((2, 3))))
 
 
-def rest(model: nn.Module, opinions: Opinions, labels: Tensor) -> Tensor:
-    """All of the loss but the cross-entropy of the species."""
+def rest(model: nn.Module, outputs: Predictions, labels: Tensor) -> Tensor:
+    """The loss without the cross-entropy of the species."""
     families = labels // (SPECIES // FAMILIES)
-    return 0.5 * F.cross_entropy(opinions.family, families) + 0.3 * F.cross_entropy(opinions.early_species, labels)
+    return 0.5 * F.cross_entropy(outputs.family, families) + 0.3 * F.cross_entropy(outputs.early_species, labels)
 
 
 def photos(split: str, per_class: int) -> tuple[Tensor, Tensor]:
@@ -66,7 +68,7 @@ def main() -> None:
     network = semaug.Network(
         model,
         head="species",
-        composite=semaug.Composite(run=lambda net, x: net(x), logits=lambda opinions: opinions.species, rest=rest),
+        composite=semaug.Composite(run=lambda net, x: net(x), logits=lambda outputs: outputs.species, rest=rest),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
     learner = semaug.LearnableAugmentation(network, optimizer, strength=2.0, order="pipelined")

@@ -2,9 +2,9 @@
 
     python examples/timm_parts.py
 
-The pseudo update follows AdamW's own rule, layer by layer; under an optimiser that semaug has no rule for (LAMB, say)
-it is a plain gradient step, and a warning says so. The network is one that timm keeps for tests; the data are
-scikit-learn's digits, which it learns in a minute; on 1000 embedded birds it stayed at chance for six epochs.
+The pseudo update follows AdamW's own rule with the learning rate of each layer. For an optimiser without a rule in
+semaug, such as LAMB, it is a plain gradient step, and a warning says so. The network is one of timm's test models. The
+data are scikit-learn's digits, which it learns in a minute; on 1000 embedded birds it stayed at chance for six epochs.
 """
 
 import timm
@@ -21,7 +21,7 @@ DIGITS, TRAIN, EPOCHS, OPTIMIZER = 10, 1500, 3, "adamw"
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Enlarged from 8 to 32 pixels; what follows the first TRAIN images is for the test."""
+    """Digits enlarged from 8 to 32 pixels; the first TRAIN images are for training, the others for the test."""
     data = load_digits()
     grey = F.interpolate(torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1, scale_factor=4)
     images, labels = grey.expand(-1, 3, -1, -1), torch.tensor(data.target)
