@@ -24,7 +24,7 @@ from semaug.training.methods import METHODS
 from semaug.training.optimization import Optimization, build_network
 from semaug.training.run_data import RunData, load_run_data
 from semaug.training.run_directory import RunDirectory
-from semaug.training.settings import TrainConfig, given
+from semaug.training.settings import TrainConfig, required
 from semaug.training.state import EpochState, TrainingState
 from semaug.training.tracking import Tracker, check_installed, make_tracker
 from semaug.util import distributed
@@ -52,11 +52,11 @@ def train(config: TrainConfig) -> Path:
         SemaugError: If a setting, the data, the network or the run directory is at fault, or training diverges.
         Interrupted: If SIGINT or SIGTERM arrives; the message says what is saved.
     """
-    config = config.filled()
+    config = config.resolve()
     if not distributed.is_launched():
-        return _run(config, torch.device(given(config.device)))
+        return _run(config, torch.device(required(config.device)))
     initialized = distributed.is_running()
-    device = distributed.initialize(given(config.device))
+    device = distributed.initialize(required(config.device))
     try:
         return _run(config, torch.device(device))
     except distributed.PeerLostError as error:
@@ -68,7 +68,7 @@ def train(config: TrainConfig) -> Path:
 
 
 def _run(config: TrainConfig, device: torch.device) -> Path:
-    run, progress = RunDirectory(given(config.output)), Progress(quiet=distributed.rank() > 0)
+    run, progress = RunDirectory(required(config.output)), Progress(quiet=distributed.rank() > 0)
     with Stop() as stop:
         distributed.raise_on_all_ranks(lambda: check_installed(config.track))
         if run.claim(config):
@@ -103,7 +103,7 @@ def _evaluate_best(config: TrainConfig, run: RunDirectory, data: RunData, model:
     split = "test" if "test" in data.splits else "val"
     samples, epoch = data.splits[split], best["epoch"]
     settings = read_json(run.folder / "config.json") if run.writes else {}
-    classifier = Classifier(model.eval(), data.classes, config.preprocessing, given(config.model), settings)
+    classifier = Classifier(model.eval(), data.classes, config.preprocessing, required(config.model), settings)
     with Progress(quiet=not run.writes).task(f"evaluating on {split}", len(samples)) as advance:
         result = evaluate(classifier, samples, progress=advance)
     if run.writes:
@@ -127,7 +127,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         config, data = self.config, self.data
-        self._epochs, self._batch_size = given(config.epochs), given(config.batch_size)
+        self._epochs, self._batch_size = required(config.epochs), required(config.batch_size)
         self._loader = PixelLoader(config.preprocessing, self.optimization.device, config.workers)
         transforms = METHODS[config.method].images(len(data.classes))
         self._batches = Batches(data.train, data.splits["train"], transforms, config, self._loader)
