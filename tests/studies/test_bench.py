@@ -167,7 +167,7 @@ def test_results_are_medians_of_paired_ratios_and_memory_is_relative_to_plain() 
         "isda": Timing("ISDA", [2.0, 4.0, 8.0], 3_000_000_000),  # twice as long each time, whatever the clock does
         "paper": Timing("paper", failure="out of memory"),
     }
-    config = BenchConfig(device="cpu").filled()
+    config = BenchConfig(device="cpu").resolve()
     result = Result(config, "abacus", timings)
     assert result.ratio("isda") == (2.0, 0.0)
     assert result.ratio("paper") is None
@@ -178,8 +178,8 @@ def test_results_are_medians_of_paired_ratios_and_memory_is_relative_to_plain() 
 
 
 def test_defaults_fit_the_model() -> None:
-    assert BenchConfig(model="resnet50", device="cpu").filled().frozen_blocks == 10
-    assert BenchConfig(model="small", device="cpu").filled().frozen_blocks == 0
+    assert BenchConfig(model="resnet50", device="cpu").resolve().frozen_blocks == 10
+    assert BenchConfig(model="small", device="cpu").resolve().frozen_blocks == 0
 
 
 def test_the_comparison_detects_a_wrong_pass_through_the_backbone(
@@ -313,7 +313,7 @@ def test_the_widest_numbers_fit_80_columns() -> None:
     timings["plain"] = Timing("plain cross-entropy", [0.1, 0.1, 0.1], 11_300_000_000)
     timings["isda"] = Timing("ISDA", failure="out of memory")
     written = io.StringIO()
-    Console(width=80, file=written).print(Result(BenchConfig(device="cpu").filled(), "abacus", timings).costs())
+    Console(width=80, file=written).print(Result(BenchConfig(device="cpu").resolve(), "abacus", timings).costs())
     lines = written.getvalue().splitlines()
     rows = [line for line in lines if line.startswith(tuple(titles.values()))]
     assert len(rows) == len(VARIANTS)

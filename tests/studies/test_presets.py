@@ -130,7 +130,7 @@ def test_every_cell_makes_a_valid_configuration(tmp_path: Path, scale: str) -> N
     setup = Setup(scale, tmp_path)  # type: ignore[arg-type]
     for preset in experiments(("all",)):
         for cell in preset.at(setup.scale):
-            assert train_config(cell, setup).filled().method == method_of(cell)
+            assert train_config(cell, setup).resolve().method == method_of(cell)
 
 
 def test_shared_cells_are_one_run(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_stand_ins_are_models_that_exist() -> None:
 @pytest.mark.parametrize("scale", ["full", "small"])
 def test_p2p_cells_train_p2p_net_with_its_own_settings(tmp_path: Path, scale: Any) -> None:
     cells = [cell for cell in experiment("table-sota-p2p").cells if cell.network == "P2P-Net"]
-    found = [train_config(cell, Setup(scale, tmp_path)).filled() for cell in cells]
+    found = [train_config(cell, Setup(scale, tmp_path)).resolve() for cell in cells]
     assert [config.method for config in found] == ["p2p", "p2p+isda", "p2p+learnable"]
     assert all(config.augmentation.interval == 10 and config.augmentation.frozen_blocks == 0 for config in found)
     if scale == "full":

@@ -19,7 +19,7 @@ from semaug.studies import workers
 from semaug.studies.cells import Cell
 from semaug.studies.scales import Setup, train_config
 from semaug.studies.workers import default_jobs, train_all
-from semaug.training.settings import TrainConfig, given
+from semaug.training.settings import TrainConfig, required
 from semaug.training.trainer import train
 from semaug.util.progress import Progress
 
@@ -71,7 +71,7 @@ def test_a_run_that_fails_or_is_killed_does_not_end_the_others(
 def test_an_interrupted_command_leaves_no_process_and_is_resumed(photos: Path, tmp_path: Path, number: int) -> None:
     setup = Setup("small", tmp_path, photos, epochs=500, device="cpu")
     config = train_config(Cell("basic"), setup)
-    run = given(config.output)
+    run = required(config.output)
     words = ["reproduce", "table-sota-p2p", "--scale", "small", "--data", photos, "--output", tmp_path, "--epochs", 500]
     words += ["--method", "basic", "--network", "ResNet-50", "--seeds", 0, "--device", "cpu"]
     process = multiprocessing.get_context("fork").Process(
@@ -80,7 +80,7 @@ def test_an_interrupted_command_leaves_no_process_and_is_resumed(photos: Path, t
     process.start()  # a fork, which need not import torch again
     wait_until((run / "metrics.jsonl").exists)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(given(process.pid), number)
+    os.kill(required(process.pid), number)
     process.join(60)
     shown = (tmp_path / "shown").read_text()
     wait_until(lambda: not any(_is_running(child) for child in children))

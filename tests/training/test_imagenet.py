@@ -54,9 +54,9 @@ def test_the_documented_command_under_torchrun_has_the_settings_of_the_preset(
     parsed: list[Train] = []
     monkeypatch.setattr(Train, "run", lambda command: parsed.append(command))
     assert main(words[words.index("train") :]) == 0
-    settings = asdict(parsed[0].filled())
+    settings = asdict(parsed[0].resolve())
     cell = next(c for c in experiment("table-imagenet").cells if c.network == "ResNet-50" and c.method == "learnable")
-    preset = asdict(train_config(cell, Setup("full", tmp_path)).filled())
+    preset = asdict(train_config(cell, Setup("full", tmp_path)).resolve())
     assert {name for name in preset if preset[name] != settings[name]} <= {"data", "data_root", "output", "workers"}
     assert (settings["images_on"], settings["data"]) == ("stream", "packed/imagenet")
     assert (settings["augmentation"]["interval"], settings["epochs"]) == (100, 120)

@@ -173,10 +173,10 @@ def test_a_mistake_is_explained_in_one_sentence(
 def test_what_the_machine_lacks_is_a_mistake_in_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SettingError, match="there is no CUDA device; set `device` to cpu"):
-        TrainConfig(device="cuda").filled()
+        TrainConfig(device="cuda").resolve()
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(SettingError, match=r"`compile` needs a C\+\+ compiler"):
-        TrainConfig(compile=True).filled()
+        TrainConfig(compile=True).resolve()
 
 
 def test_divergence_is_explained_with_advice(photos: Path, tmp_path: Path) -> None:
@@ -186,22 +186,22 @@ def test_divergence_is_explained_with_advice(photos: Path, tmp_path: Path) -> No
 
 def test_the_default_method_is_isda_and_each_method_has_its_strength() -> None:
     assert TrainConfig().method == "isda"
-    assert TrainConfig().filled().augmentation.strength == 3, "on the embedded birds, from scratch"
-    assert TrainConfig(data="photos").filled().augmentation.strength == 20
+    assert TrainConfig().resolve().augmentation.strength == 3, "on the embedded birds, from scratch"
+    assert TrainConfig(data="photos").resolve().augmentation.strength == 20
     of_paper = {"constant": 10, "learnable": 10, "joint": 10, "p2p+isda": 5, "p2p+learnable": 5}
     for method, strength in of_paper.items():
-        assert TrainConfig(data="photos", method=method).filled().augmentation.strength == strength
+        assert TrainConfig(data="photos", method=method).resolve().augmentation.strength == strength
 
 
 def test_pretrained_weights_are_the_default_where_there_are_any() -> None:
-    assert TrainConfig(data="photos").filled().pretrained
-    assert TrainConfig(data="photos", model="mobilenetv3_small_050").filled().pretrained
+    assert TrainConfig(data="photos").resolve().pretrained
+    assert TrainConfig(data="photos", model="mobilenetv3_small_050").resolve().pretrained
     for config in (
         TrainConfig(data="photos", model="small"),
         TrainConfig(data="photos", weights=Path("weights.safetensors")),
         TrainConfig(data="birds", model="resnet18"),
     ):
-        assert config.filled().pretrained is False
+        assert config.resolve().pretrained is False
 
 
 def test_our_own_network_trains_on_a_folder_without_the_setting_pretrained(photos: Path, tmp_path: Path) -> None:

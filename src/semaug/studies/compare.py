@@ -18,7 +18,7 @@ from semaug.studies.grid import Arm, CompareConfig
 from semaug.studies.paired import CHANCE, Difference, mean_and_deviation, paired
 from semaug.studies.tables import TextTable, signed, with_error
 from semaug.studies.workers import default_jobs, train_all
-from semaug.training.settings import TrainConfig, given
+from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import DataError, SemaugError
 from semaug.util.files import read_json, write_atomically, write_json
 from semaug.util.progress import Progress
@@ -221,7 +221,7 @@ def compare(config: CompareConfig) -> Comparison:
     progress = Progress()
     split = _validation_split(config, progress)
     plan = config.runs()
-    missing = [run for run in plan if not _is_finished(given(run.output))]
+    missing = [run for run in plan if not _is_finished(required(run.output))]
     jobs = config.jobs or default_jobs()
     alone = _note_jobs(config.output / "jobs.json", plan, missing, jobs)
     failures = train_all(missing, jobs, config.output / "logs", progress, finished=len(plan) - len(missing))
@@ -252,13 +252,13 @@ def _note_jobs(file: Path, plan: Sequence[TrainConfig], missing: Sequence[TrainC
     """Record how many runs were trained at a time; return whether each run of this comparison was trained alone."""
     known: dict[str, int] = read_json(file) if file.is_file() else {}
     at_a_time = min(jobs, len(missing))
-    known |= {name: max(at_a_time, known.get(name, 1)) for name in (given(run.output).name for run in missing)}
+    known |= {name: max(at_a_time, known.get(name, 1)) for name in (required(run.output).name for run in missing)}
     write_json(file, known)
-    return all(known.get(given(run.output).name) == 1 for run in plan)
+    return all(known.get(required(run.output).name) == 1 for run in plan)
 
 
 def _read_run(config: TrainConfig) -> FinishedRun | None:
-    run = given(config.output)
+    run = required(config.output)
     if not _is_finished(run):
         return None
     with suppress(SemaugError, ValueError, KeyError, IndexError, TypeError):  # a damaged run counts as missing
@@ -323,7 +323,7 @@ def _p(p: float) -> str:
 
 def _write_report(config: CompareConfig, plan: Sequence[TrainConfig], split: Split) -> str:
     """Write the page about all runs if they are few enough; return a sentence about it."""
-    finished = [run for run in (given(run.output) for run in plan) if _is_finished(run)]
+    finished = [run for run in (required(run.output) for run in plan) if _is_finished(run)]
     page = config.output / "report.html"
     if 0 < len(finished) <= _MOST_REPORTED:
         write_report(finished, page)

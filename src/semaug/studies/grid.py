@@ -11,7 +11,7 @@ from typing import Any
 from semaug.data.readers import KNOWN
 from semaug.studies.scales import stem
 from semaug.training.methods import METHODS
-from semaug.training.settings import TrainConfig, given
+from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import SettingError
 
 _SHARED = ("data", "data_root", "model", "weights", "method", "output", "seed", "resume", "augmentation")
@@ -110,7 +110,7 @@ class CompareConfig:
     @cached_property
     def networks(self) -> tuple[str, ...]:
         """The networks by name."""
-        return self.model if self.model is not None else (given(self.training.filled().model),)
+        return self.model if self.model is not None else (required(self.training.resolve().model),)
 
     @cached_property
     def data(self) -> str:
@@ -157,7 +157,7 @@ class CompareConfig:
         """Iterate over networks × methods × strengths; a method without Σ has one arm for each network."""
         for network in self.networks:
             for candidate in self.method:
-                default = TrainConfig(data=self.data, method=candidate.method).filled().augmentation.strength
+                default = TrainConfig(data=self.data, method=candidate.method).resolve().augmentation.strength
                 own = candidate.settings.get("strength")
                 strengths = (self.strength or (default,)) if own is None else (own,)
                 for strength in strengths if METHODS[candidate.method].augments else (None,):
@@ -181,7 +181,7 @@ class CompareConfig:
             augmentation=METHODS[method].relevant(augmentation),
             seed=seed,
         )
-        config = arm.candidate.apply(config).filled()
+        config = arm.candidate.apply(config).resolve()
         strength = () if arm.strength is None else (f"{arm.strength:g}",)
         name = stem((Path(self.data).stem, arm.network, method, *strength), config, self.data)
         return replace(config, output=self.output / "runs" / f"{name}-s{seed}")

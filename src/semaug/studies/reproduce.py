@@ -15,7 +15,7 @@ from semaug.studies.results import Section, collect, finished_runs
 from semaug.studies.scales import NETWORKS, Setup, draw_world, missing_data, train_config
 from semaug.studies.workers import default_jobs, reason_of, train_all
 from semaug.training.methods import METHODS
-from semaug.training.settings import TrainConfig, given
+from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import DataError, FileError, SettingError
 from semaug.util.files import write_atomically, write_json
 from semaug.util.progress import Progress
@@ -114,7 +114,7 @@ def make_plan(chosen: Sequence[Experiment], setup: Setup, choice: Choice) -> Pla
             done = {run.seed for run in finished_runs(cell, setup)}
             for seed in choice.seeds if choice.seeds is not None else preset.seeds(setup.scale):
                 config = train_config(cell, setup, seed)
-                run = given(config.output)
+                run = required(config.output)
                 if seed not in done:
                     plan.configs.setdefault(run, config)
                 elif run not in plan.cells:

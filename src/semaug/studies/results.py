@@ -17,7 +17,7 @@ from semaug.studies.cells import DATASETS, Cell, Experiment, Extra
 from semaug.studies.paired import mean_and_deviation
 from semaug.studies.scales import Setup, data_note, missing_data, stand_in, train_config
 from semaug.studies.tables import TextTable, signed, with_error
-from semaug.training.settings import given
+from semaug.training.settings import required
 from semaug.util.errors import SemaugError
 from semaug.util.files import read_json
 
@@ -145,7 +145,7 @@ def finished_runs(cell: Cell, setup: Setup) -> tuple[SeedRun, ...]:
     """Find the finished runs of a cell at the scale of `setup`, sorted by seed."""
     if setup.scale == "small" and missing_data(cell.dataset, setup):
         return ()
-    first = given(train_config(cell, setup).output)
+    first = required(train_config(cell, setup).output)
     stem = first.name.removesuffix("0")
     runs = []
     for run in first.parent.glob(f"{stem}*"):

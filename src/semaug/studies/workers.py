@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
 
-from semaug.training.settings import TrainConfig, given
+from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import SemaugError
 from semaug.util.progress import Progress, duration
 
@@ -62,7 +62,7 @@ def train_all(
                     running[worker.submit(config)] = worker, config
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     worker, config = running.pop(future)
-                    reason, run = worker.outcome(future), given(config.output)
+                    reason, run = worker.outcome(future), required(config.output)
                     idle.append(worker)
                     if reason is not None:
                         failures[run] = reason
@@ -107,7 +107,7 @@ class _Worker:
             self.pool = ProcessPoolExecutor(1, get_context("spawn"), _start, (self.threads,))
         try:
             with self._environment():
-                return self.pool.submit(_train, config, self.logs / f"{given(config.output).name}.log")
+                return self.pool.submit(_train, config, self.logs / f"{required(config.output).name}.log")
         except BrokenProcessPool:  # killed while it was idle
             self.close()
             return self.submit(config)
@@ -162,7 +162,7 @@ def _start(threads: int) -> None:
 
 def _end_with_parent() -> None:
     """End when the parent is killed: the next call must not find another process in the same run directory."""
-    connection.wait([given(parent_process()).sentinel])
+    connection.wait([required(parent_process()).sentinel])
     os._exit(1)
 
 

@@ -20,7 +20,7 @@ from semaug.data.augmentation import ImageTransforms, OnBatch
 from semaug.data.images import Preprocessing
 from semaug.data.samples import Samples
 from semaug.data.stream import shards_of, stream_pixels, streaming_order
-from semaug.training.settings import TrainConfig, given
+from semaug.training.settings import TrainConfig, required
 from semaug.training.state import EpochState
 from semaug.util import distributed
 from semaug.util.errors import SettingError
@@ -89,7 +89,7 @@ class Batches:
         self._preprocessing, self._shards = loader.preprocessing, shards_of(samples)
         self._labels = torch.from_numpy(np.array(samples.labels, dtype=np.int64)).to(loader.device)
         self.images = len(samples)
-        batch = 2 * given(config.batch_size)
+        batch = 2 * required(config.batch_size)
         self.steps = min(math.ceil(self.images / batch), self.images // 2)  # so that each half has an image
         half, ranks = self.images // self.steps // 2, distributed.world_size()
         if half < ranks:

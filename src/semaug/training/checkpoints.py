@@ -22,15 +22,7 @@ _HEADER = re.compile(rb"semaug checkpoint (\d{1,9})\n([0-9a-f]{64})\n")
 
 
 def save(path: Path, state: State) -> None:
-    """Write a checkpoint; the file that it replaces is renamed to ``.previous``.
-
-    Args:
-        path: The file.
-        state: Tensors and plain values, nested in dictionaries, lists and tuples.
-
-    Raises:
-        FileError: If the file cannot be written.
-    """
+    """Write a checkpoint of tensors and plain values; the file that it replaces is renamed to ``.previous``."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     payload = buffer.getbuffer()
@@ -44,15 +36,9 @@ def previous(path: Path) -> Path:
 
 
 def load(path: Path) -> State | None:
-    """Read the newest intact checkpoint: `path`, or the one before it.
+    """Read the newest intact checkpoint, `path` or the one before it, onto the CPU; None if there is none.
 
     A damaged file is renamed to ``.damaged``, so that the next :func:`save` does not replace the intact one by it.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The state, with tensors on the CPU; None if there is no checkpoint.
 
     Raises:
         RunError: If no checkpoint is intact, or another version of semaug wrote it.

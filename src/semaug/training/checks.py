@@ -21,11 +21,8 @@ LITTLE_SPREAD = 1e-3  # and its variances should differ between images by this s
 class FiniteCheck:
     """Finds the first step whose numbers are not finite.
 
-    In fp16 the gradient scaler skips a step that overflows, so only many consecutive ones count as a failure.
-
-    Args:
-        steps: Number of steps in an epoch.
-        fp16: Whether training uses fp16.
+    In fp16 the gradient scaler skips a step that overflows, so only many consecutive ones, or all of the steps of an
+    epoch, count as a failure.
     """
 
     def __init__(self, steps: int, fp16: bool) -> None:
@@ -58,15 +55,7 @@ def refuse_single_values(model: nn.Module) -> None:
 
 
 def covnet_warning(source: nn.Module, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    """Describe what is wrong with a CovNet.
-
-    Args:
-        source: The source of Σ.
-        metrics: Metrics of the epochs so far.
-
-    Returns:
-        A sentence with advice; None if nothing is wrong or the source is not a CovNet.
-    """
+    """Describe what is wrong with a CovNet, from the metrics of all epochs; None if nothing, or for other sources."""
     if not isinstance(source, CovNet):
         return None
     last = metrics[-1]

@@ -120,8 +120,10 @@ def _covnet(settings: Augmentation, num_classes: int, feature_dim: int) -> Sourc
 
 
 _STRENGTH = ("strength", "strength_power")
+_CONSTANT = (*_STRENGTH, "constant")
 _COVNET = (*_STRENGTH, "width", "depth", "fixed_trace", "meta_lr", "meta_optimizer", "detach_real")
 _META = tuple(setting.name for setting in fields(Augmentation) if setting.name != "constant")
+_ISDA = {"strength": 20.0}
 
 _BASE_METHODS = (
     Method("basic", "basic", "crop and flip, cross-entropy"),
@@ -129,33 +131,12 @@ _BASE_METHODS = (
     Method("cutmix", "CutMix", "a rectangle of another image pasted in", IMAGE_TRANSFORMS["cutmix"]),
     Method("random-erasing", "Random Erasing", "a rectangle erased", IMAGE_TRANSFORMS["random-erasing"]),
     Method("randaugment", "RandAugment", "random colours and geometry", IMAGE_TRANSFORMS["randaugment"]),
-    Method(
-        "constant",
-        "constant Σ (control)",
-        "Σ is a constant: the control experiment",
-        source=_constant,
-        options=(*_STRENGTH, "constant"),
-    ),
-    Method(
-        "isda",
-        "ISDA",
-        "Σ is the running covariance of the sample's class",
-        source=_classwise,
-        options=_STRENGTH,
-        defaults={"strength": 20.0},
-    ),
-    Method(
-        "joint",
-        "CovNet, joint",
-        "CovNet trained by the same loss as the network: the ablation that collapses",
-        source=_covnet,
-        learner=JointAugmentation,
-        options=_COVNET,
-    ),
-    Method(
-        "learnable", "learnable", "CovNet trained by the meta loop: the paper's method", source=_covnet, options=_META
-    ),
-)
+    Method("constant", "constant Σ (control)", "constant Σ: the control", source=_constant, options=_CONSTANT),
+    Method("isda", "ISDA", "Σ is the covariance of the class", source=_classwise, options=_STRENGTH, defaults=_ISDA),
+    Method("joint", "CovNet, joint", "CovNet trained by the loss of the network", source=_covnet, options=_COVNET,
+           learner=JointAugmentation),
+    Method("learnable", "learnable", "CovNet trained by the meta loop: the paper's", source=_covnet, options=_META),
+)  # fmt: skip
 
 
 def _on_p2p(base: Method) -> Method:
@@ -183,29 +164,13 @@ else:
 
 
 def method_on(composite: str | None, base: str) -> Method:
-    """Find the row of a method on a composite model.
-
-    Args:
-        composite: Name of the composite model, or None for the plain network.
-        base: Name of the method without it.
-
-    Raises:
-        KeyError: If there is no such row.
-    """
+    """Find the row of a method on a composite model (None: on the plain network); a KeyError if there is none."""
     rows: dict[tuple[str | None, str], Method] = {(row.composite, row.base): row for row in METHODS.values()}
     return rows[composite, base]
 
 
 def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
-    """Group the trainable parameters of a network by learning rate.
-
-    Args:
-        model: A network; if it has a method ``parameter_groups(lr)``, as P2P-Net does, that decides.
-        lr: Learning rate.
-
-    Returns:
-        Parameter groups for a torch optimiser.
-    """
+    """Parameter groups of a network for a torch optimiser; P2P-Net has its own method to make them."""
     groups = getattr(model, "parameter_groups", None)
     if groups is not None:
         return cast(list[dict[str, Any]], groups(lr))

@@ -16,7 +16,7 @@ from semaug.meta.state import gather_learner_state, take_rank_state
 from semaug.network.models import build_model, load_weights
 from semaug.training.checks import GRADIENT_NORM, refuse_single_values
 from semaug.training.methods import METHODS, make_learner, parameter_groups
-from semaug.training.settings import TrainConfig, given
+from semaug.training.settings import TrainConfig, required
 from semaug.util import distributed
 from semaug.util.errors import ModelError, SettingError
 from semaug.util.progress import Progress
@@ -26,7 +26,7 @@ def build_network(config: TrainConfig, classes: int, device: torch.device, progr
     """Build the network of a run on its device, as the composite model of the method if there is one."""
     where = str(device) if not distributed.is_running() else f"{distributed.world_size()} × {device.type}"
     progress.say(f"{config.model} by {config.method}, {config.epochs} epochs, on {where}")
-    model = build_model(given(config.model), classes, given(config.crop), bool(config.pretrained))
+    model = build_model(required(config.model), classes, required(config.crop), bool(config.pretrained))
     if config.weights is not None:
         progress.say(f"{config.weights}: {load_weights(model, config.weights)}")
     try:
@@ -92,12 +92,12 @@ class Optimization:
 
     def set_learning_rates(self, epoch: float) -> float:
         """Set the learning rates for a time in epochs; returns that of the network."""
-        factor = cosine_schedule(epoch, given(self.config.epochs), self.config.warmup_epochs)
+        factor = cosine_schedule(epoch, required(self.config.epochs), self.config.warmup_epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
         for group in self.learner.meta_optimizer.param_groups if self.learner.meta_optimizer is not None else ():
             group["lr"] = self.config.augmentation.meta_lr * factor
-        return given(self.config.lr) * factor
+        return required(self.config.lr) * factor
 
     def step(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Train on this rank's images (N, 3, H, W) and labels, class indices (N,) or probabilities (N, C).
@@ -154,8 +154,8 @@ class Optimization:
 
 
 def _make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
-    groups = [{**group, "initial_lr": group["lr"]} for group in parameter_groups(model, given(config.lr))]
-    decay = given(config.weight_decay)
+    groups = [{**group, "initial_lr": group["lr"]} for group in parameter_groups(model, required(config.lr))]
+    decay = required(config.weight_decay)
     if config.optimizer == "adamw":
         return AdamW(groups, weight_decay=decay)
     return SGD(groups, momentum=config.momentum, weight_decay=decay)

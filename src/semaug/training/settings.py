@@ -15,8 +15,8 @@ from semaug.util.errors import SettingError
 Value = TypeVar("Value")
 
 
-def given(value: Value | None) -> Value:
-    """Return a setting that :meth:`TrainConfig.filled` has set."""
+def required(value: Value | None) -> Value:
+    """Return a setting that :meth:`TrainConfig.resolve` has set."""
     assert value is not None
     return value
 
@@ -116,7 +116,7 @@ class TrainConfig:
     """Where decoded images are kept: GPU memory, RAM, or nowhere (stream: decode every epoch, for data larger than
     memory and disk). Default: gpu if they take less than half of its free memory, else ram."""
 
-    def filled(self) -> "TrainConfig":
+    def resolve(self) -> "TrainConfig":
         """The same settings with all defaults filled in.
 
         Raises:
@@ -154,7 +154,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise SettingError(f"`{name}` must be at least {least}, not {value}")
-        if not given(self.lr) > 0:
+        if not required(self.lr) > 0:
             raise SettingError(f"`lr` must be positive, not {self.lr}")
         for name in ("val_fraction", "ema"):
             value = getattr(self, name)
@@ -168,7 +168,7 @@ class TrainConfig:
     @property
     def preprocessing(self) -> Preprocessing:
         """How images are prepared."""
-        return Preprocessing(given(self.resize), given(self.crop), self.shape)
+        return Preprocessing(required(self.resize), required(self.crop), self.shape)
 
     @property
     def autocast(self) -> torch.dtype | None:

@@ -24,7 +24,7 @@ from semaug.training.methods import METHODS
 from semaug.training.optimization import Optimization, build_network
 from semaug.training.run_data import RunData, load_run_data
 from semaug.training.run_directory import RunDirectory
-from semaug.training.settings import TrainConfig, given
+from semaug.training.settings import TrainConfig, required
 from semaug.training.state import EpochState, TrainingState
 from semaug.training.tracking import Tracker, check_installed, make_tracker
 from semaug.util import distributed
@@ -34,7 +34,7 @@ from semaug.util.progress import Progress
 from semaug.util.signals import Interrupted, Stop
 
 CHECK_EVERY = 50  # steps between two checks of their numbers, for which the host waits for the device
-MUCH_WAITING = 0.1  # share of the first epoch spent waiting for images from which on a hint is printed
+MUCH_WAITING = 0.1  # share of the first epoch spent waiting for images that causes a hint
 
 
 def train(config: TrainConfig) -> Path:
@@ -52,13 +52,13 @@ def train(config: TrainConfig) -> Path:
         SemaugError: If a setting, the data, the network or the run directory is at fault, or training diverges.
         Interrupted: If SIGINT or SIGTERM arrives; the message says what is saved.
     """
-    config = config.filled()
+    config = config.resolve()
     if not distributed.is_launched():
-        return _train(config, torch.device(given(config.device)))
+        return _run(config, torch.device(required(config.device)))
     initialized = distributed.is_running()
-    device = distributed.initialize(given(config.device))
+    device = distributed.initialize(required(config.device))
     try:
-        return _train(config, torch.device(device))
+        return _run(config, torch.device(device))
     except distributed.PeerLostError as error:
         message = f"another process has ended; run the same command again to resume the run in {config.output}"
         raise TrainingError(message, on_all_ranks=True) from error
@@ -67,8 +67,8 @@ def train(config: TrainConfig) -> Path:
             distributed.shut_down()
 
 
-def _train(config: TrainConfig, device: torch.device) -> Path:
-    run, progress = RunDirectory(given(config.output)), Progress(quiet=distributed.rank() > 0)
+def _run(config: TrainConfig, device: torch.device) -> Path:
+    run, progress = RunDirectory(required(config.output)), Progress(quiet=distributed.rank() > 0)
     with Stop() as stop:
         distributed.raise_on_all_ranks(lambda: check_installed(config.track))
         if run.claim(config):
@@ -103,7 +103,7 @@ def _evaluate_best(config: TrainConfig, run: RunDirectory, data: RunData, model:
     split = "test" if "test" in data.splits else "val"
     samples, epoch = data.splits[split], best["epoch"]
     settings = read_json(run.folder / "config.json") if run.writes else {}
-    classifier = Classifier(model.eval(), data.classes, config.preprocessing, given(config.model), settings)
+    classifier = Classifier(model.eval(), data.classes, config.preprocessing, required(config.model), settings)
     with Progress(quiet=not run.writes).task(f"evaluating on {split}", len(samples)) as advance:
         result = evaluate(classifier, samples, progress=advance)
     if run.writes:
@@ -127,7 +127,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         config, data = self.config, self.data
-        self._epochs, self._batch_size = given(config.epochs), given(config.batch_size)
+        self._epochs, self._batch_size = required(config.epochs), required(config.batch_size)
         self._loader = PixelLoader(config.preprocessing, self.optimization.device, config.workers)
         transforms = METHODS[config.method].images(len(data.classes))
         self._batches = Batches(data.train, data.splits["train"], transforms, config, self._loader)
@@ -148,7 +148,7 @@ class Trainer:
         """Take the remaining steps of an epoch, validate, save and report."""
         state, epoch, learner = self.state, self.state.epoch + 1, self.optimization.learner
         self._loader.waited = 0.0
-        within = self._train()
+        within = self._train_epoch()
         started = time.perf_counter()
         row = {"epoch": epoch, "lr": within.lr, "strength": learner.strength, **within.means(), **self._validate()}
         row["seconds"] = round(within.seconds + time.perf_counter() - started, 3)
@@ -159,9 +159,8 @@ class Trainer:
             self.run.save("best", {**best, "epoch": epoch})
         warning = None if state.warned else covnet_warning(learner.source, state.metrics)
         state.warned = state.warned or warning is not None
-        tracker.log(
-            epoch, {name: value for name, value in row.items() if name != "epoch"}
-        )  # before the epoch is saved: if it is repeated, it is tracked again
+        # Logged before the epoch is saved: an epoch that has to be repeated is logged again.
+        tracker.log(epoch, {name: value for name, value in row.items() if name != "epoch"})
         self._save()
 
         self.progress.epoch(row, self._epochs)
@@ -171,7 +170,7 @@ class Trainer:
             share = self._loader.waited / row["seconds"]
             self.progress.say(f"{share:.0%} of epoch 1 was spent waiting for images; try more `workers`")
 
-    def _train(self) -> EpochState:
+    def _train_epoch(self) -> EpochState:
         """Take the remaining steps of an epoch; at a number that is not finite, save the state before that step."""
         state, total = self.state, self._batches.steps
         within = state.within = state.within or EpochState(self._batches.images)

@@ -53,7 +53,7 @@ def bench(config: BenchConfig) -> Iterator[Result]:
         config.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"cannot write to {config.output}: {error.strerror or error}") from error
-    for result in _measure(config.filled()):
+    for result in _measure(config.resolve()):
         write_json(config.output / "bench.json", result.to_json())
         write_atomically(config.output / "bench.svg", result.chart().encode())
         yield result

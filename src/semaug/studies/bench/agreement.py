@@ -19,7 +19,7 @@ from semaug.network.views import random_state
 from semaug.studies.bench.result import Agreement, Timing, sentence
 from semaug.studies.bench.settings import ENGINES, SLOW_COMPARISON, BenchConfig, UpdatePart
 from semaug.studies.bench.timing import make_learner, release_memory
-from semaug.training.settings import given
+from semaug.training.settings import required
 
 _HALF = 8  # images of a half batch, at most: enough to compare, and cheap enough for double backward in fp32
 
@@ -42,7 +42,7 @@ def compare(
     allowed = [engine for engine in ENGINES if reason is None or engine != "double_backward"]
     engines = [engine for engine in allowed if (own := timings.get(ENGINES[engine])) and own.failure is None]
     notes = [] if reason is None else [f"double backward was left out of the comparison of meta-gradients: {reason}"]
-    half = min(given(config.half), _HALF)
+    half = min(required(config.half), _HALF)
     gradients: dict[tuple[UpdatePart, str], Tensor] = {}
     random = False
 
@@ -108,9 +108,9 @@ def _meta_gradient(
     gradients: list[Tensor] = []
 
     def keep(*_: Any) -> None:
-        gradients.append(torch.cat([given(parameter.grad).flatten().double() for parameter in parameters]).cpu())
+        gradients.append(torch.cat([required(parameter.grad).flatten().double() for parameter in parameters]).cpu())
 
-    given(learner.meta_optimizer).register_step_pre_hook(keep)
+    required(learner.meta_optimizer).register_step_pre_hook(keep)
     before = random_state(images.device)
     learner.step(images if dtype is None else images.to(dtype), labels)
     after = random_state(images.device)

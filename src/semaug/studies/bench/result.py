@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semaug.studies.bench.settings import PLAIN, STEPS, BenchConfig, UpdatePart
-from semaug.training.settings import given
+from semaug.training.settings import required
 
 OUT_OF_MEMORY = "out of memory"
 
@@ -75,7 +75,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """All numbers in plain types: times in milliseconds, memory in bytes."""
-        images = 2 * given(self.config.half)
+        images = 2 * required(self.config.half)
         plain_memory = self.timings[PLAIN].memory
         rows: dict[str, Any] = {}
         for name, timing in self.timings.items():

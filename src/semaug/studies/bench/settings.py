@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from semaug.meta.gradient import Engine
-from semaug.training.settings import TrainConfig, given
+from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import SettingError
 
 INTERVAL = 10  # half steps between two meta updates, in the variants that skip some
@@ -90,7 +90,7 @@ class BenchConfig:
     seed: int = 0
     """Seed of all random numbers."""
 
-    def filled(self) -> "BenchConfig":
+    def resolve(self) -> "BenchConfig":
         """Fill in the defaults and check the values; device, precision and compile follow the rules of training.
 
         Returns:
@@ -99,7 +99,7 @@ class BenchConfig:
         Raises:
             SettingError: A value is out of range.
         """
-        train = TrainConfig(device=self.device, precision=self.precision, compile=self.compile).filled()
+        train = TrainConfig(device=self.device, precision=self.precision, compile=self.compile).resolve()
         devices = ["cpu", "cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         if train.device not in devices:
             raise SettingError(
@@ -126,7 +126,7 @@ class BenchConfig:
         for name, smallest in least.items():
             if getattr(self, name) < smallest:
                 raise SettingError(f"`{name}` must be at least {smallest}, not {getattr(self, name)}")
-        if not (math.isfinite(given(self.seconds)) and given(self.seconds) > 0):
+        if not (math.isfinite(required(self.seconds)) and required(self.seconds) > 0):
             raise SettingError(f"`seconds` must be a positive number, not {self.seconds:g}")
         if PLAIN in self.skip:
             raise SettingError(f"{PLAIN!r} cannot be skipped: the other variants are measured against it")

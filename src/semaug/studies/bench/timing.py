@@ -20,7 +20,7 @@ from semaug.studies.bench.result import Timing, sentence
 from semaug.studies.bench.settings import PLAIN, STEPS, VARIANTS, BenchConfig, UpdatePart
 from semaug.training.methods import Augmentation
 from semaug.training.methods import make_learner as learner_of
-from semaug.training.settings import given
+from semaug.training.settings import required
 from semaug.util.errors import ModelError, SettingError
 from semaug.util.progress import Progress
 
@@ -35,13 +35,13 @@ def make_batch(config: BenchConfig) -> tuple[Tensor, Tensor]:
         ModelError: The network does not run on such images.
     """
     torch.manual_seed(config.seed)
-    side = given(config.pixels)
+    side = required(config.pixels)
     try:
-        images = torch.randn(2 * given(config.half), 3, side, side, device=config.device)
+        images = torch.randn(2 * required(config.half), 3, side, side, device=config.device)
         if images.is_cuda:
             images = images.to(memory_format=torch.channels_last)
         labels = torch.randint(config.classes, (len(images),), device=images.device)
-        Network(_make_model(config), given(config.frozen_blocks)).prepare(images)
+        Network(_make_model(config), required(config.frozen_blocks)).prepare(images)
     except ValueError as error:
         raise SettingError(str(error)) from error
     except (RuntimeError, AssertionError) as error:
@@ -69,12 +69,12 @@ def make_learner(
     if dtype is not None:
         model, autocast = model.to(dtype), None
     if autocast == torch.float16:  # a small scale: the first step must not overflow
-        scaler = GradScaler(torch.device(given(config.device)).type, init_scale=2.0**10)
+        scaler = GradScaler(torch.device(required(config.device)).type, init_scale=2.0**10)
     augmentation = Augmentation(
-        strength=settings.STRENGTH, frozen_blocks=given(config.frozen_blocks), **variant.overrides
+        strength=settings.STRENGTH, frozen_blocks=required(config.frozen_blocks), **variant.overrides
     )
     torch.manual_seed(config.seed)
-    method, optimizer = given(variant.method), _make_optimizer(model, part)
+    method, optimizer = required(variant.method), _make_optimizer(model, part)
     learner = learner_of(method, augmentation, model, optimizer, compile=compile, autocast=autocast, scaler=scaler)
     if dtype is not None:
         learner.source.to(dtype)
@@ -99,10 +99,10 @@ def time_variants(config: BenchConfig, images: Tensor, labels: Tensor, progress:
     """
     running = [_Measurement(config, name) for name in config.variants]
     warm_up = 2 if config.compile else 1  # rounds before times count
-    total = (warm_up + given(config.repetitions)) * len(running)
-    deadline = time.monotonic() + given(config.seconds)
+    total = (warm_up + required(config.repetitions)) * len(running)
+    deadline = time.monotonic() + required(config.seconds)
     with _backend_settings(config), progress.task("measuring", total) as advance:
-        for number in range(warm_up + given(config.repetitions)):
+        for number in range(warm_up + required(config.repetitions)):
             started = time.monotonic()
             shift = number % len(running)
             for place, measurement in enumerate(running[shift:] + running[:shift], start=1):
@@ -145,7 +145,7 @@ class _Measurement:
             self.step = self.step or _step(self.config, self.name)
             if warm_up:
                 timing.steps, seconds = _warm_up(self.name, self.step, images, labels)
-                self.very_slow = seconds > max(settings.SLOW_STEP, settings.SLOW_SHARE * given(self.config.seconds))
+                self.very_slow = seconds > max(settings.SLOW_STEP, settings.SLOW_SHARE * required(self.config.seconds))
             else:
                 seconds, peak = _turn(self.step, images, labels, timing.steps)
                 timing.seconds.append(seconds)
@@ -165,7 +165,7 @@ def _step(config: BenchConfig, name: str) -> _Step:
     model, autocast = _make_model(config), config.autocast
     optimizer = _make_optimizer(model)
     network: Callable[[Tensor], Tensor] = torch.compile(model, backend="inductor") if config.compile else model
-    kind = torch.device(given(config.device)).type
+    kind = torch.device(required(config.device)).type
     scaler = GradScaler(kind, enabled=autocast == torch.float16)
 
     def plain_step(images: Tensor, labels: Tensor) -> None:
@@ -183,7 +183,7 @@ def _step(config: BenchConfig, name: str) -> _Step:
 
 def _make_model(config: BenchConfig) -> nn.Module:
     torch.manual_seed(config.seed)
-    model = build_model(given(config.model), config.classes, given(config.pixels)).to(given(config.device))
+    model = build_model(required(config.model), config.classes, required(config.pixels)).to(required(config.device))
     return model.to(memory_format=torch.channels_last) if config.on_cuda else model
 
 

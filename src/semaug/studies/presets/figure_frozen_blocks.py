@@ -36,7 +36,7 @@ def _times(experiment: Experiment, setup: Setup) -> Extra:
     from semaug.studies.bench.timing import make_batch, time_variants
     from semaug.util.progress import Progress
 
-    config, full = train_config(experiment.at(setup.scale)[0], setup).filled(), setup.scale == "full"
+    config, full = train_config(experiment.at(setup.scale)[0], setup).resolve(), setup.scale == "full"
     variants: dict[str, str] = {"plain": PLAIN} | {str(engine): variant for engine, variant in ENGINES.items()}
     rows: list[dict[str, Any]] = []
     lines = [
@@ -53,7 +53,7 @@ def _times(experiment: Experiment, setup: Setup) -> Extra:
             skip=tuple(name for name in VARIANTS if name not in variants.values()),
             seconds=60.0 if full else 10.0,
             device=config.device,
-        ).filled()
+        ).resolve()
         timed = Result(settings, "", time_variants(settings, *make_batch(settings), Progress())).to_json()["methods"]
         if timed[PLAIN]["failure"]:
             raise ModelError(f"plain training could not be timed: {timed[PLAIN]['failure']}")
