@@ -265,7 +265,9 @@ def test_damaged_files_are_named_and_left_out(tmp_path):
     assert "nan" not in "".join(str(a.get("d")) for _, a in shown.elements).lower()
 
 
-@pytest.mark.parametrize("odd", [None, "text", 3, [], [None], {"a": 1}, [[1, 2]], [{"name": ["list"]}]])
+@pytest.mark.parametrize(
+    "odd", [None, "text", 3, 10**400, -1e300, [], [None], {"a": 1}, [[1, 2]], [[0, 0, 10**30]], [{"name": ["list"]}]]
+)
 def test_files_that_hold_something_else_do_not_break_the_report(tmp_path, odd):
     run = tmp_path / "run"
     run.mkdir()

@@ -1,7 +1,6 @@
 """The files of a run directory, read so that an incomplete or damaged run is shown as far as possible."""
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from semaug.training.methods import METHODS
 from semaug.util.errors import RunError, SemaugError
 from semaug.util.files import read_json
 
+_LARGEST = 1e100  # numbers beyond are nonsense, and axes cannot show them
 _PICTURE = re.compile(r"data:image/(jpeg|png);base64,[A-Za-z0-9+/]+=*")
 
 
@@ -63,8 +63,8 @@ class ReportedRun:
 
 
 def number(value: Any) -> float | None:
-    """Convert a value of a JSON file: a finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """Convert a value of a JSON file: a number that a chart can show, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
         return None
     return float(value)
 
@@ -98,6 +98,7 @@ def confusion_entries(evaluation: Any, classes: int) -> list[tuple[int, int, int
         and [type(value) for value in entry] == [int] * 3
         and max(entry[:2]) < classes
         and min(*entry[:2], entry[2] - 1) >= 0
+        and entry[2] < 2**31
     ]
 
 
