@@ -289,7 +289,7 @@ def test_the_theorem_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(theorem, "measure", lambda **_: real(shortest=4, doublings=1, long_run=8, seeds=1, scale=2.0))
     assert reproduce(("theorem",), Setup("small", tmp_path), Choice()).failed == 0
     page = (tmp_path / "report.html").read_text()
-    assert "rescaled: min_t E‖∇L_meta‖² falls as T^" in page
+    assert "rescaled: min_t E‖∇L_meta‖² ∝ T^" in page
 
 
 def test_drawn_birds_stand_in_for_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

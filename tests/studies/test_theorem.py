@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim import LBFGS, SGD
 
 import semaug
-from semaug.studies.theorem import Problem, Result, fitted_slope, gaussian_problem, measure, plot, table
+from semaug.studies.theorem import Problem, Result, fitted_slope, gaussian_problem, measure, plot, summary
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +129,9 @@ def test_the_slope_of_a_power_law() -> None:
     assert fitted_slope([1, 2, 4, 8], [3 * place**-0.5 for place in (1, 2, 4, 8)]) == pytest.approx(-0.5)
 
 
-def test_table_and_plot(result: Result, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    assert all(name in table(result) for name in result.curves)
+def test_summary_and_plot(result: Result, tmp_path: Path) -> None:
+    *lines, last = summary(result)
+    assert [line.partition(":")[0] for line in lines] == list(result.curves)
+    assert last.startswith("One long run")
     plot(result, tmp_path / "theorem.png")
     assert (tmp_path / "theorem.png").stat().st_size > 10_000

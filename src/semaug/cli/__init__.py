@@ -1,10 +1,4 @@
-"""The command line: one module for each command.
+"""The command line: one module for each command, named like it; `main` dispatches, `common` is what they share.
 
-| module                                                        | subject                                              |
-|---------------------------------------------------------------|------------------------------------------------------|
-| `main`                                                        | dispatch, exit codes, how errors are printed         |
-| `common`                                                      | what commands share: device, flags, command lines    |
-| `train`, `evaluate`, `predict`, `export`, `serve`, …          | a dataclass of options with a method `run`           |
-
-Only this package knows flags and exit codes. The library raises errors that name settings in backticks.
+Only this package knows flags, exit codes and how errors are printed. The library's errors name settings in backticks.
 """

@@ -17,7 +17,6 @@ class Bench(BenchConfig, Command):
     """
 
     def run(self) -> None:
-        """Measure, and print the tables."""
         from semaug.studies.bench import bench
 
         console = Console(highlight=False)

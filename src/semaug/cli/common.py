@@ -4,8 +4,8 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from dataclasses import fields, is_dataclass
+from typing import Any, ClassVar, get_type_hints
 
 import tyro
 
@@ -24,11 +24,7 @@ class Command:
 
 
 def say(message: str) -> None:
-    """Print a message to standard error, so that results on standard output can be piped.
-
-    Args:
-        message: The message.
-    """
+    """Print a message to standard error, so that results on standard output can be piped."""
     print(message, file=sys.stderr)
 
 
@@ -42,7 +38,7 @@ def choose_device(name: str | None) -> str:
         Name of the device.
 
     Raises:
-        SettingError: If there is no such device.
+        SettingError: There is no such device.
     """
     import torch
 
@@ -52,45 +48,35 @@ def choose_device(name: str | None) -> str:
 
 
 def with_flags(text: str, command: object) -> str:
-    """Write the settings that a message names as flags of the command.
+    """Write the settings that a message names as flags of the command: `` `batch_size` `` becomes ``--batch-size``.
 
     Args:
-        text: A message in which settings are Python names in backticks: ``"`batch_size` must be at least 1"``.
+        text: A message in which settings are Python names in backticks.
         command: The command that is running.
 
     Returns:
-        The message with the flag of each option of the command: ``"--batch-size must be at least 1"``. Other text in
-        backticks is unchanged.
-
-    Example:
-        >>> with_flags("`batch_size` and `x` must be positive", Evaluate(Path("run")))  # doctest: +SKIP
-        '--batch-size and `x` must be positive'
+        The message with flags instead of the names of the command's options; other text in backticks is unchanged.
     """
-    options = {name for name, _, positional in _options(command) if not positional}
-    return re.sub(
-        r"(?<!`)`([a-z][a-z0-9_]*)`(?!`)", lambda match: _flag(match[1]) if match[1] in options else match[0], text
-    )
+    options = {name for name, _, _, positional in _options(command) if not positional}
+    pattern = r"(?<!`)`([a-z][a-z0-9_]*)`(?!`)"
+    return re.sub(pattern, lambda match: _flag(match[1]) if match[1] in options else match[0], text)
 
 
 def command_line(name: str, options: object) -> str:
-    """Write the command that gives the same options.
+    """Write the shell command that gives the same options.
 
     Args:
         name: Name of the command.
-        options: The command with its options.
-
-    Returns:
-        A line for a shell, without options that have their default value.
+        options: The command with its options; those with their default value are left out.
     """
-    words = ["semaug", name]
-    flags: list[str] = []
-    for option, (value, default), positional in _options(options):
+    words, flags = ["semaug", name], []
+    for option, value, default, positional in _options(options):
         texts = list(map(str, value)) if isinstance(value, tuple) else [str(value)]
         if positional:
             words += texts
         elif value != default:
-            boolean = isinstance(value, bool) and isinstance(default, bool)
-            flags += [_flag(option if value else f"no_{option}")] if boolean else [_flag(option), *texts]
+            switch = isinstance(value, bool) and isinstance(default, bool)
+            flags += [_flag(option if value else f"no_{option}")] if switch else [_flag(option), *texts]
     return shlex.join([*words, *flags])
 
 
@@ -98,14 +84,13 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _options(command: object) -> Iterator[tuple[str, tuple[Any, Any], bool]]:
-    """The options of a command, nested ones too: name, value with its default, and whether it is positional."""
+def _options(command: object) -> Iterator[tuple[str, Any, Any, bool]]:
+    """The options of a command, nested ones too: name, value, default, and whether it is positional."""
     hints = get_type_hints(type(command), include_extras=True)
     for option in fields(command) if is_dataclass(command) else ():
         value = getattr(command, option.name)
         if is_dataclass(value):
             yield from _options(value)
-            continue
-        marks = get_args(hints[option.name])[1:] if get_origin(hints[option.name]) is Annotated else ()
-        default = option.default_factory() if option.default_factory is not MISSING else option.default
-        yield option.name, (value, default), tyro.conf.Positional in marks
+        else:
+            marks = getattr(hints[option.name], "__metadata__", ())
+            yield option.name, value, option.default, tyro.conf.Positional in marks

@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class _Augmentation(Augmentation):
-    """The settings of the augmentation that all runs share; the suppressed ones differ between runs."""
+    """Settings of the augmentation that all runs share."""
 
     strength: Annotated[float | None, tyro.conf.Suppress] = None
     frozen_blocks: Annotated[int, tyro.conf.Suppress] = 0
@@ -30,7 +30,7 @@ class _Augmentation(Augmentation):
 
 @dataclass(frozen=True)
 class _Training(TrainConfig):
-    """The settings that all runs share; the suppressed ones differ between runs."""
+    """Settings that all runs share."""  # the suppressed ones are options of `compare` itself, or belong to a run
 
     model: Annotated[str | None, tyro.conf.Suppress] = None
     weights: Annotated[Path | None, tyro.conf.Suppress] = None
@@ -73,7 +73,6 @@ class Compare(Command):
     training: _Training = field(default_factory=_Training)
 
     def run(self) -> None:
-        """Train what is missing, and print the comparison."""
         from semaug.studies.compare import compare
 
         comparison = compare(self.config())
@@ -87,10 +86,10 @@ class Compare(Command):
             raise TrainingError(f"{len(comparison.failed)} of the runs failed, see above; their logs are in {logs}")
 
     def config(self) -> CompareConfig:
-        """The options as settings of the library.
+        """Convert the options to settings of the library.
 
         Raises:
-            SettingError: If a method's own options, or an option with values for networks, cannot be read.
+            SettingError: A method's own options, or values for networks, cannot be read.
         """
         weights = _by_network("weights", self.weights, lambda text: Path(text).expanduser())
         frozen = _by_network("frozen_blocks", self.frozen_blocks, _whole_number)

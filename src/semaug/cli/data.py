@@ -24,7 +24,6 @@ class Check(Command):
     """Number of processes that read images."""
 
     def run(self) -> None:
-        """Check, and print the report."""
         from semaug.data.check import NAMED, check_data
         from semaug.data.readers import read_data
         from semaug.data.shards import damaged_shards, holds_shards
@@ -74,7 +73,6 @@ class Shards(Command):
     """Images in each tar file."""
 
     def run(self) -> None:
-        """Write the shards."""
         from semaug.data.readers import read_data
         from semaug.data.shards import write_shards
         from semaug.util.progress import Progress
@@ -98,7 +96,6 @@ class Destruction(Command):
     """Seed of all random numbers."""
 
     def run(self) -> None:
-        """Measure, and print one line for each augmentation."""
         from semaug.data.destruction import measure
 
         for row in measure(self.num_species, self.per_species, self.seed):
@@ -116,5 +113,4 @@ class Data(Command):
     )
 
     def run(self) -> None:
-        """Run the subcommand."""
         self.command.run()

@@ -25,7 +25,6 @@ class Demo(Command):
     """Seed of all random numbers."""
 
     def run(self) -> None:
-        """Train, and print the table."""
         from semaug.studies.demo import demo
 
         table, lines = demo(self.output, self.methods, self.epochs, self.seed)

@@ -35,7 +35,6 @@ class Evaluate(Command):
     Default: as in training."""
 
     def run(self) -> None:
-        """Measure, and print the table."""
         from semaug.data.readable import readable_splits
         from semaug.data.readers import read_data, training_splits
         from semaug.inference.classifier import open_classifier

@@ -24,7 +24,6 @@ class Export(Command):
     a model hub. For networks of timm."""
 
     def run(self) -> None:
-        """Write the files, and list them."""
         from semaug.inference.classifier import load_classifier
         from semaug.inference.exporting import export
         from semaug.util.files import read_json

@@ -31,7 +31,6 @@ class Predict(Command):
     """Images per batch."""
 
     def run(self) -> None:
-        """Classify, and write one row for each image."""
         from semaug.inference.classifier import open_classifier
         from semaug.inference.prediction import expand, predict, write
 

@@ -20,7 +20,6 @@ class Report(Command):
     """The page to write."""
 
     def run(self) -> None:
-        """Write the page."""
         from semaug.report import write_report
 
         if not self.runs:

@@ -51,7 +51,6 @@ class Reproduce(Command):
     """Where to train. Default: cuda if available, else cpu."""
 
     def run(self) -> None:
-        """Run what is missing, and print the tables."""
         from semaug.studies.registry import all_experiments
         from semaug.studies.reproduce import Choice, reproduce
         from semaug.studies.scales import Setup

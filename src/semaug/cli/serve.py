@@ -36,7 +36,6 @@ class Serve(Command):
     """Where to compute. Default: cuda if available, else cpu."""
 
     def run(self) -> None:
-        """Serve the page until the command is interrupted."""
         try:
             from semaug.report.serve import app
         except ModuleNotFoundError as error:

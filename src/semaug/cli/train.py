@@ -20,7 +20,6 @@ class Train(TrainConfig, Command):
     distributed: ClassVar[bool] = True
 
     def run(self) -> None:
-        """Train, and write the report."""
         from semaug.report import write_report
         from semaug.training.trainer import train
 

@@ -209,8 +209,8 @@ def compare(config: CompareConfig) -> Comparison:
         The comparison, as written to comparison.json and comparison.md.
 
     Raises:
-        SettingError: If a setting is wrong. Nothing was trained then.
-        DataError: If the data cannot be read or leaves no images for validation.
+        SettingError: A setting is wrong. Nothing was trained then.
+        DataError: The data cannot be read or leaves no images for validation.
 
     Example:
         >>> methods = (Candidate("basic"), Candidate("learnable", {"fixed_trace": 0.5}))

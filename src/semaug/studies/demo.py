@@ -27,7 +27,7 @@ def demo(output: Path, methods: Sequence[str], epochs: int = 15, seed: int = 0) 
         A table for the terminal, and lines to print below it.
 
     Raises:
-        SettingError: If a method is unknown.
+        SettingError: A method is unknown.
     """
     for method in methods:
         Candidate(method).check()

@@ -29,7 +29,7 @@ def measure_extra(experiment: Experiment, setup: Setup) -> None:
     """Measure at the scale of `setup`, and store the result for :func:`known_extra`.
 
     Raises:
-        RunError: If the experiment has pictures and their runs are not finished.
+        RunError: The experiment has pictures and their runs are not finished.
     """
     before = torch.get_num_threads()
     if setup.scale == "small" or not experiment.cells:

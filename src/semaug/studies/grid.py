@@ -51,7 +51,7 @@ class Candidate:
         """Check the method and its settings.
 
         Raises:
-            SettingError: If the method is unknown, does not use a setting, or must share it with the others.
+            SettingError: The method is unknown, does not use a setting, or must share it with the others.
         """
         if self.method not in METHODS:
             raise SettingError(f"unknown method {self.method!r}; the methods are {', '.join(METHODS)}")
@@ -122,7 +122,7 @@ class CompareConfig:
         """Check all settings before anything is trained.
 
         Raises:
-            SettingError: If a list is empty or has a value twice, or a value is out of range.
+            SettingError: A list is empty or has a value twice, or a value is out of range.
         """
         names = tuple(candidate.name for candidate in self.method)
         lists: dict[str, tuple[Any, ...] | None]

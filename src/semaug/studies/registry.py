@@ -20,7 +20,7 @@ def experiment(name: str) -> Experiment:
     """Find an experiment by its name.
 
     Raises:
-        SettingError: If there is no such experiment.
+        SettingError: There is no such experiment.
     """
     known = all_experiments()
     if name not in known:
@@ -38,7 +38,7 @@ def experiments(names: Sequence[str]) -> list[Experiment]:
         Each experiment once, in the order of the list.
 
     Raises:
-        SettingError: If a name is unknown.
+        SettingError: A name is unknown.
     """
     wanted = {experiment(name).name for name in names if name != "all"}
     return [preset for name, preset in all_experiments().items() if "all" in names or name in wanted]

@@ -47,7 +47,7 @@ class Choice:
         """Check the names.
 
         Raises:
-            SettingError: If a data set, network or method is unknown.
+            SettingError: A data set, network or method is unknown.
         """
         known = ("data set", self.datasets, DATASETS), ("network", self.networks, NETWORKS)
         for what, chosen, names in (*known, ("method", self.methods, METHODS)):
@@ -143,9 +143,9 @@ def reproduce(
         The result.
 
     Raises:
-        SettingError: If a name is unknown or a setting is wrong. Nothing was trained then.
-        DataError: If the data folder is missing.
-        FileError: If the output folder cannot be written.
+        SettingError: A name is unknown or a setting is wrong. Nothing was trained then.
+        DataError: The data folder is missing.
+        FileError: The output folder cannot be written.
     """
     chosen = experiments(names)
     choice.check()

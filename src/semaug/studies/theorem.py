@@ -59,6 +59,7 @@ from semaug.isda.sources import Source
 
 _Batch = tuple[Tensor, Tensor]  # features (N, D) and class indices (N,)
 _Rates = Callable[[int], tuple[Tensor, Tensor]]  # α and β of all members at step t, each (members,)
+_BATCH = 16  # samples in a minibatch
 
 SCHEDULES = {
     "theorem": "α = k/T, β = c/(σ√T)",
@@ -144,8 +145,8 @@ class Problem:
         source = source - beta * self.meta_gradient(head, source, alpha, train, meta)
         return head - alpha * self.train_gradient(head, source, train), source
 
-    def constants(self, alpha: float, batch: int, generator: torch.Generator) -> tuple[float, float]:
-        """L and σ of θ_g ↦ L_meta(θ̃(θ_g)) at the start: the Hessian's norm, and the noise of `batch` samples."""
+    def constants(self, alpha: float, generator: torch.Generator) -> tuple[float, float]:
+        """L and σ of θ_g ↦ L_meta(θ̃(θ_g)) at the start: the Hessian's norm, and the noise of minibatches."""
         rate = torch.tensor(alpha, dtype=torch.float64)
         curvature = hessian(self.meta_loss)(self.source, self.head, rate, self.train, self.meta)
 
@@ -153,12 +154,10 @@ class Problem:
             return self.meta_gradient(self.head, self.source, rate, *self._rows(train, meta)) - exact
 
         exact = self.meta_gradient(self.head, self.source, rate, self.train, self.meta)
-        noise = vmap(deviation)(*self._draw(500, batch, generator))
+        noise = vmap(deviation)(*self._draw(500, generator))
         return float(torch.linalg.matrix_norm(curvature, 2)), float(noise.square().sum(1).mean().sqrt())
 
-    def trajectory(
-        self, rates: _Rates, steps: int, batch: int, generator: torch.Generator
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def trajectory(self, rates: _Rates, steps: int, generator: torch.Generator) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Several runs side by side, each with its own minibatches: ``(t, θ_f, θ_g)`` for t = 0 … steps."""
 
         def half_step(
@@ -170,7 +169,7 @@ class Problem:
         heads, sources = self.head.repeat(members, 1), self.source.repeat(members, 1)
         yield 0, heads, sources
         for time in range(steps):
-            indices = self._draw(members, batch, generator)
+            indices = self._draw(members, generator)
             heads, sources = vmap(half_step)(heads, sources, *rates(time), *indices)
             yield time + 1, heads, sources
 
@@ -183,29 +182,24 @@ class Problem:
         """``‖∇_{θ_f} L_train(θ_f; θ_g)‖²`` of each run on all samples, (members,)."""
         return vmap(self.train_gradient, (0, 0, None))(heads, sources, self.train).square().sum(1)
 
-    def _draw(self, members: int, batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Indices of uniform minibatches with replacement, of the training and the meta set, (members, batch)."""
+    def _draw(self, members: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Indices of uniform minibatches with replacement, of the training and the meta set, (members, 16)."""
         sizes = len(self.train[1]), len(self.meta[1])
-        first, second = (torch.randint(size, (members, batch), generator=generator) for size in sizes)
+        first, second = (torch.randint(size, (members, _BATCH), generator=generator) for size in sizes)
         return first, second
 
     def _rows(self, train: Tensor, meta: Tensor) -> tuple[_Batch, _Batch]:
         return (self.train[0][train], self.train[1][train]), (self.meta[0][meta], self.meta[1][meta])
 
 
-def gaussian_problem(seed: int = 2, classes: int = 3, dimension: int = 4, strength: float = 2.0) -> Problem:
-    """Make overlapping Gaussian classes whose spread differs between dimensions, and a random start.
+def gaussian_problem(seed: int = 2) -> Problem:
+    """Make three overlapping Gaussian classes whose spread differs between dimensions, and a random start.
 
     Args:
         seed: Seed of the samples and the start. L_train has a finite minimiser for seeds 1, 2 and 5 of the first six.
-        classes: Number of classes.
-        dimension: Number of features, and hidden width of CovNet.
-        strength: λ of the ISDA loss.
-
-    Returns:
-        The problem, with 60 training and 120 meta samples.
     """
     generator = torch.Generator().manual_seed(seed)
+    classes, dimension = 3, 4
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -220,7 +214,7 @@ def gaussian_problem(seed: int = 2, classes: int = 3, dimension: int = 4, streng
     covnet = _SmoothCovNet(dimension, dimension)
     head = torch.cat([0.5 * normal(classes * dimension), torch.zeros(classes, dtype=torch.float64)])
     source = 0.3 * normal(sum(parameter.numel() for parameter in covnet.parameters()))
-    return Problem(sample(60), sample(120), covnet, head, source, strength)
+    return Problem(sample(60), sample(120), covnet, head, source, strength=2.0)
 
 
 @dataclass(frozen=True)
@@ -269,15 +263,7 @@ class Result:
 
 
 def fitted_slope(places: Sequence[float], values: Sequence[float]) -> float:
-    """Fit ``value ∝ place^p`` by least squares in logarithms.
-
-    Args:
-        places: Positive numbers.
-        values: Positive numbers, as many.
-
-    Returns:
-        The exponent p.
-    """
+    """The exponent p of the least-squares fit ``value ∝ place^p`` in logarithms, for positive numbers."""
     return float(np.polyfit(np.log(places), np.log(values), 1)[0])
 
 
@@ -287,9 +273,7 @@ def measure(
     doublings: int = 6,
     long_run: int = 4096,
     seeds: int = 12,
-    batch: int = 16,
     scale: float = 16.0,
-    seed: int = 0,
 ) -> Result:
     """Measure both parts of the theorem.
 
@@ -299,27 +283,25 @@ def measure(
         doublings: Runs have T = shortest · 2^i steps, i = 0 … doublings.
         long_run: Steps of the run for part 2.
         seeds: Number of runs to average over.
-        batch: Samples in a minibatch.
         scale: The theorem's k; c is the largest value with ``c/(σ√T) ≤ 1/L`` for every T.
-        seed: Seed of the minibatches.
 
     Returns:
         The curves of both parts.
     """
     problem = problem or gaussian_problem()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     largest = min(1.0, scale / shortest)
-    lipschitz, sigma = problem.constants(largest, batch, generator)
+    lipschitz, sigma = problem.constants(largest, generator)
     constant = sigma * math.sqrt(shortest) / lipschitz
 
     points: dict[str, list[tuple[float, ...]]] = {name: [] for name in SCHEDULES}
     for length in (shortest * 2**power for power in range(doublings + 1)):
         alpha = min(1.0, scale / length)
         beta = min(1 / lipschitz, constant / (sigma * math.sqrt(length)))
-        own_lipschitz, own_sigma = problem.constants(alpha, batch, generator)
+        own_lipschitz, own_sigma = problem.constants(alpha, generator)
         own_beta = min(1 / own_lipschitz, constant / (own_sigma * math.sqrt(length)))
         pairs = [(alpha, beta), (alpha, own_beta), (largest, beta), (alpha, 0.0)]  # in the order of SCHEDULES
-        measured = _run(problem, pairs, length, shortest, seeds, batch, generator)
+        measured = _run(problem, pairs, length, shortest, seeds, generator)
         for own, pair, *values in zip(points.values(), pairs, *measured, strict=True):
             own.append((length, *pair, *values))
     curves = {name: Curve(*cast(Any, map(list, zip(*own, strict=True)))) for name, own in points.items()}
@@ -331,7 +313,7 @@ def measure(
 
     wanted = {round(time) for time in np.geomspace(1, long_run, 1 + 4 * round(math.log2(long_run)))}
     times, train = [], []
-    for time, heads, sources in problem.trajectory(decaying, long_run, batch, generator):
+    for time, heads, sources in problem.trajectory(decaying, long_run, generator):
         if time in wanted:
             times.append(time)
             train.append(float(problem.squared_train_gradient(heads, sources).mean()))
@@ -344,7 +326,6 @@ def _run(
     length: int,
     points: int,
     seeds: int,
-    batch: int,
     generator: torch.Generator,
 ) -> tuple[list[float], ...]:
     """Part 1 at one T: ``min_t E‖∇L_meta‖²``, and E‖∇L_train‖² and θ_g's distance at the end, for each (α, β)."""
@@ -354,7 +335,7 @@ def _run(
         return values.view(len(pairs), seeds).mean(1)
 
     smallest = torch.full((len(pairs),), torch.inf, dtype=torch.float64)
-    for time, heads, sources in problem.trajectory(lambda _: (alpha, beta), length, batch, generator):
+    for time, heads, sources in problem.trajectory(lambda _: (alpha, beta), length, generator):
         if time % (length // points) == 0:
             squared = problem.squared_meta_gradient(heads, sources, alpha)
             smallest = torch.minimum(smallest, mean_over_seeds(squared))
@@ -363,24 +344,17 @@ def _run(
     return smallest.tolist(), train.tolist(), moved.tolist()
 
 
-def table(result: Result) -> str:
-    """Write the slopes, and the values at the ends of the range of T.
-
-    Args:
-        result: The measurement.
-
-    Returns:
-        Lines of text.
-    """
-    lines = [f"at the start: L = {result.lipschitz:.3g}, σ = {result.sigma:.3g}"]
-    lines.append(f"{'schedule':10}{'slope':>8}{'slope/α²':>10}   from the smallest to the largest T:")
+def summary(result: Result) -> list[str]:
+    """Write the slopes, and the values at the smallest and the largest T, one line for each schedule."""
+    lines = []
     for name, curve in result.curves.items():
-        columns = {"min‖∇L_meta‖²": curve.meta, "/α²": curve.relative, "train": curve.train, "θ_g moved": curve.moved}
-        ends = ", ".join(f"{label} {values[0]:.2g} → {values[-1]:.2g}" for label, values in columns.items())
-        lines.append(f"{name:10}{curve.slope:8.2f}{curve.relative_slope:10.2f}   {ends}")
-    ends = f"{result.train[0]:.2g} at t = {result.times[0]} → {result.train[-1]:.2g} at t = {result.times[-1]}"
-    lines.append(f"long run, α_t and β_t ~ 1/t: E‖∇L_train‖² {ends}, late slope {result.train_slope:.2f}")
-    return "\n".join(lines)
+        values = {"‖∇L_meta‖²": curve.meta, "/α²": curve.relative, "θ_g moved": curve.moved}
+        ends = ", ".join(f"{label} {ends[0]:.2g} → {ends[-1]:.2g}" for label, ends in values.items())
+        slopes = f"∝ T^{curve.slope:.2f}, divided by α² ∝ T^{curve.relative_slope:.2f}"
+        lines.append(f"{name}: min_t E‖∇L_meta‖² {slopes} ({ends}).")
+    ends, slope = f"{result.train[0]:.2g} → {result.train[-1]:.2g}", f"{result.train_slope:.2f}"
+    lines.append(f"One long run, α_t and β_t ~ 1/t: E‖∇L_train‖² {ends}, late slope {slope}.")
+    return lines
 
 
 def plot(result: Result, path: str | Path) -> None:
@@ -423,7 +397,7 @@ def plot(result: Result, path: str | Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     measured = measure()
-    print(table(measured))
+    print("\n".join(summary(measured)))
     file = sys.argv[1] if len(sys.argv) > 1 else "theorem.png"
     plot(measured, file)
     print(f"plotted to {file}")

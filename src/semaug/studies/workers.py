@@ -83,29 +83,15 @@ def train_all(
 
 
 def default_jobs(small: bool = False) -> int:
-    """Choose how many runs to train at a time.
-
-    Args:
-        small: Whether the runs are too small to use several cores.
-
-    Returns:
-        One run for each GPU. Without a GPU one run, or, if they are small, one for each of up to 8 cores.
-    """
+    """The number of runs to train at a time: one for each GPU; without one, small runs on each core, others alone."""
     return len(_gpus()) or (min(8, os.cpu_count() or 1) if small else 1)
 
 
 def reason_of(error: BaseException) -> str:
-    """Summarise an unexpected error in one line.
-
-    Args:
-        error: The error.
-
-    Returns:
-        The class of the error and the first line of its message; the message alone for a :class:`SemaugError`.
-    """
-    lines = str(error).strip().splitlines()
+    """Summarise an error in one line; the sentence of a :class:`SemaugError` is enough, others have their class."""
     if isinstance(error, SemaugError):
         return str(error)
+    lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

@@ -41,9 +41,9 @@ def bench(config: BenchConfig) -> Iterator[Result]:
         The result with the times, then the result with the comparison too.
 
     Raises:
-        SettingError: If a setting is out of range.
-        ModelError: If no variant could be measured.
-        FileError: If the folder cannot be written.
+        SettingError: A setting is out of range.
+        ModelError: No variant could be measured.
+        FileError: The folder cannot be written.
 
     Example:
         >>> config = BenchConfig(model="small", pixels=32, half=4, seconds=1.0, device="cpu", skip=("isda",))

@@ -61,14 +61,7 @@ class Result:
         return max(len(timing.seconds) for timing in measured), max(timing.steps for timing in measured)
 
     def ratio(self, name: str) -> tuple[float, float | None] | None:
-        """Compare the time of a variant with plain training in the same repetition.
-
-        Args:
-            name: Name of the variant.
-
-        Returns:
-            Median and spread of the ratios; None if either failed.
-        """
+        """Median and spread of a variant's time relative to plain training's in the same repetition; None if failed."""
         own, plain = self.timings[name], self.timings[PLAIN]
         if own.failure or plain.failure:
             return None
@@ -184,14 +177,7 @@ class Result:
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """Summarise repeated measurements.
-
-    Args:
-        values: At least one value.
-
-    Returns:
-        The median, and half of the interquartile range; None for the latter if there is one value.
-    """
+    """The median of one or more values, and half of their interquartile range; one value has no spread."""
     if len(values) == 1:
         return values[0], None
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -199,14 +185,7 @@ def median_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def sentence(error: BaseException) -> str:
-    """Summarise an error in one line.
-
-    Args:
-        error: The error.
-
-    Returns:
-        "out of memory", the first line of the message, or the name of the error's class.
-    """
+    """Summarise an error: "out of memory", the first line of its message, or its class."""
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return OUT_OF_MEMORY
     lines = str(error).strip().splitlines()
@@ -224,14 +203,7 @@ def versions() -> dict[str, str]:
 
 
 def device_name(device: torch.device) -> str:
-    """Name the GPU or CPU.
-
-    Args:
-        device: A torch device.
-
-    Returns:
-        Its name as the system reports it.
-    """
+    """The name of the GPU or CPU, as the system reports it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with suppress(OSError):  # Linux

@@ -97,7 +97,7 @@ class BenchConfig:
             The same settings without None.
 
         Raises:
-            SettingError: If a value is out of range.
+            SettingError: A value is out of range.
         """
         train = TrainConfig(device=self.device, precision=self.precision, compile=self.compile).filled()
         devices = ["cpu", "cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]

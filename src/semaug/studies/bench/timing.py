@@ -28,17 +28,11 @@ _Step = Callable[[Tensor, Tensor], object]
 
 
 def make_batch(config: BenchConfig) -> tuple[Tensor, Tensor]:
-    """Make a batch of noise, and check that the network accepts it and can be split.
-
-    Args:
-        config: Settings with all defaults filled in.
-
-    Returns:
-        Images (2 · half, 3, pixels, pixels) and labels (2 · half,).
+    """Make images of noise (2 · half, 3, pixels, pixels) and labels (2 · half,), and check that the network takes them.
 
     Raises:
-        SettingError: If the network cannot be split as configured.
-        ModelError: If the network does not run on such images.
+        SettingError: The network cannot be split as configured.
+        ModelError: The network does not run on such images.
     """
     torch.manual_seed(config.seed)
     side = given(config.pixels)

@@ -18,19 +18,14 @@ _SMALL: dict[str, Any] = {"doublings": 3, "long_run": 512, "seeds": 4}
 def _measure(experiment: Experiment, setup: Setup) -> Extra:
     import warnings
 
-    from semaug.studies.theorem import measure
+    from semaug.studies.theorem import measure, summary
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # from torch, about torch
         result = measure(**(_SMALL if setup.scale == "small" else {}))
     names = ("lengths", "meta", "relative", "slope", "relative_slope")
     curves = {key: {name: getattr(curve, name) for name in names} for key, curve in result.curves.items()}
-    lines = [
-        f"{name}: min_t E‖∇L_meta‖² falls as T^{curve.slope:.2f}, divided by α² as T^{curve.relative_slope:.2f}."
-        for name, curve in result.curves.items()
-    ]
-    lines.append(f"One long run: E‖∇L_train‖² {result.train[0]:.2g} → {result.train[-1]:.2g}.")
-    return {"curves": curves, "times_t": result.times, "train": result.train, "lines": lines}
+    return {"curves": curves, "times_t": result.times, "train": result.train, "lines": summary(result)}
 
 
 EXPERIMENT = Experiment(
