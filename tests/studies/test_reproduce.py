@@ -93,7 +93,7 @@ def test_a_second_call_repeats_only_the_run_that_failed(
     assert "1 run to train, 2 finished already" in shown.err
     assert shown.err.splitlines()[-1] == "semaug: 1 of the runs and pictures failed; the report says why"
     assert "not run" in shown.out
-    assert "* stand-ins: CUB-200-2011: the folder photos0" in shown.out
+    assert "* stand-ins: CUB-200-2011: the folder photos" in shown.out
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
