@@ -281,7 +281,7 @@ def test_times_per_step_are_measured_for_each_number_of_frozen_blocks(
     )
     assert extra["lines"][2].endswith("paper, double backward out of memory")
     section = Section(preset, collect(preset, setup, {}), extra=extra)
-    assert len(drawing.sweeps(section, setup)) == 1
+    assert len(drawing.line_charts(section, setup)) == 1
 
 
 def test_the_theorem_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

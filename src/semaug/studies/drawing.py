@@ -28,7 +28,7 @@ def _shows_paper(setup: Setup) -> bool:
 def accuracy_dots(section: Section, setup: Setup) -> "Figure | None":
     """Draw the accuracy of each measured cell, and the paper's at full scale; None if there is nothing to show."""
     measured = [row for row in section.rows if row.mean is not None]
-    if not measured or section.experiment.kind not in ("table", "bars"):
+    if not measured or section.experiment.kind != "table":
         return None
     star = "" if setup.scale == "full" else "*"  # as in the table: stand-ins
     datasets, networks = (len({getattr(row.cell, name) for row in section.rows}) > 1 for name in ("dataset", "network"))
