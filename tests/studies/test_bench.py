@@ -16,7 +16,16 @@ from rich.console import Console
 from semaug.cli.main import main
 from semaug.meta import gradient as metagrad
 from semaug.meta.learner import LearnableAugmentation
-from semaug.studies.bench import VARIANTS, BenchConfig, Result, Timing, agreement, median_and_spread, settings, timing
+from semaug.studies.bench import (
+    VARIANTS,
+    BenchConfig,
+    BenchResult,
+    Timing,
+    agreement,
+    median_and_spread,
+    settings,
+    timing,
+)
 from tiny import TinyNet
 
 TINY = ["--model", "small", "--pixels", "16", "--half", "2", "--classes", "3", "--frozen-blocks", "1"]
@@ -78,7 +87,7 @@ def test_every_variant_is_measured_and_the_engines_agree(
     ("options", "sentence"),
     [
         (["--model", "resnet5o"], "unknown model 'resnet5o'"),
-        (["--frozen-blocks", "9"], "frozen_blocks must lie in 0 … 3"),
+        (["--frozen-blocks", "9"], "frozen_blocks must be in 0 … 3"),
         (["--frozen-blocks", "-1"], "--frozen-blocks must be at least 0"),
         (["--half", "1"], "--half must be at least 2, not 1"),
         (["--pixels", "0"], "--pixels must be at least 1"),
@@ -111,7 +120,7 @@ def fail_by(monkeypatch: pytest.MonkeyPatch, engine: str, error: Exception) -> N
     step = LearnableAugmentation.step
 
     def failing(self: LearnableAugmentation, *batch: Any) -> Any:
-        if self.engine == engine:
+        if self.executor.engine == engine:
             raise error
         return step(self, *batch)
 
@@ -168,7 +177,7 @@ def test_results_are_medians_of_paired_ratios_and_memory_is_relative_to_plain() 
         "paper": Timing("paper", failure="out of memory"),
     }
     config = BenchConfig(device="cpu").resolve()
-    result = Result(config, "abacus", timings)
+    result = BenchResult(config, "abacus", timings)
     assert result.ratio("isda") == (2.0, 0.0)
     assert result.ratio("paper") is None
     rows = result.to_json()["methods"]
@@ -313,7 +322,7 @@ def test_the_widest_numbers_fit_80_columns() -> None:
     timings["plain"] = Timing("plain cross-entropy", [0.1, 0.1, 0.1], 11_300_000_000)
     timings["isda"] = Timing("ISDA", failure="out of memory")
     written = io.StringIO()
-    Console(width=80, file=written).print(Result(BenchConfig(device="cpu").resolve(), "abacus", timings).costs())
+    Console(width=80, file=written).print(BenchResult(BenchConfig(device="cpu").resolve(), "abacus", timings).costs())
     lines = written.getvalue().splitlines()
     rows = [line for line in lines if line.startswith(tuple(titles.values()))]
     assert len(rows) == len(VARIANTS)

@@ -14,7 +14,7 @@ from scipy import stats
 
 from photos import photo_folder
 from semaug.cli.main import main
-from semaug.studies.compare import ArmResult, Comparison, FinishedRun, Split, collect
+from semaug.studies.compare import ArmResult, Comparison, FinishedRun, ValidationSplit, read_results
 from semaug.studies.grid import Arm, Candidate, CompareConfig
 from semaug.studies.paired import Difference, paired
 from semaug.util.errors import SettingError
@@ -244,7 +244,7 @@ def arm_result(method: str, values: list[float], base: list[float] | None = None
 
 
 def comparison(*results: ArmResult, config: CompareConfig | None = None, **values: Any) -> Comparison:
-    values = {"split": Split(50, True, False), "alone": False, **values}
+    values = {"split": ValidationSplit(50, True, False), "alone": False, **values}
     return Comparison(config or grid(("basic", "isda")), results=list(results), **values)
 
 
@@ -305,11 +305,11 @@ def test_times_are_compared_if_runs_were_trained_alone(tmp_path: Path) -> None:
         times = [(0.4, 50.0), (0.8, seconds), (0.6, seconds), (0.5, seconds + 9)]
         lines = [json.dumps({"val_top1": top1, "seconds": time}) for top1, time in times]
         (run / "metrics.jsonl").write_text("\n".join(lines))
-    results = collect(config, alone=True)
+    results = read_results(config, alone=True)
     assert [result.time for result in results] == [1.0, pytest.approx((3.0 + 4.5) / (2.0 + 4.5))]
     assert [result.runs[0].top1 for result in results] == [80.0, 80.0]  # of the validation split, not of the test split
     assert [result.runs[0].last_top1 for result in results] == [50.0, 50.0]
-    assert [result.time for result in collect(config, alone=False)] == [None, None]
+    assert [result.time for result in read_results(config, alone=False)] == [None, None]
 
 
 def test_the_notes_warn_of_optimistic_numbers_and_of_different_settings() -> None:
@@ -324,6 +324,6 @@ def test_the_notes_warn_of_optimistic_numbers_and_of_different_settings() -> Non
     assert "test split" not in notes
     assert "P2P-Net has its own defaults" not in notes  # on the embedded birds it has not
     elsewhere = replace(config, training=replace(config.training, data="photos", select="test"))
-    notes = "\n".join(comparison(basic, config=elsewhere, split=Split(50, False, True), alone=True).notes)
+    notes = "\n".join(comparison(basic, config=elsewhere, split=ValidationSplit(50, False, True), alone=True).notes)
     assert "the runs differ in `epochs` (100, 300), `lr` (0.002, 0.03), `weight_decay` (0, 0.0005)" in notes
     assert "The accuracies are therefore too high" in notes

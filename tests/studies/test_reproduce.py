@@ -93,7 +93,7 @@ def test_a_second_call_repeats_only_the_run_that_failed(
     assert "1 run to train, 2 finished already" in shown.err
     assert shown.err.splitlines()[-1] == "semaug: 1 of the runs and pictures failed; the report says why"
     assert "not run" in shown.out
-    assert "* stand-ins: CUB-200-2011: the folder photos0" in shown.out
+    assert "* stand-ins: CUB-200-2011: the folder photos" in shown.out
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -281,7 +281,7 @@ def test_times_per_step_are_measured_for_each_number_of_frozen_blocks(
     )
     assert extra["lines"][2].endswith("paper, double backward out of memory")
     section = Section(preset, collect(preset, setup, {}), extra=extra)
-    assert len(drawing.sweeps(section, setup)) == 1
+    assert len(drawing.line_charts(section, setup)) == 1
 
 
 def test_the_theorem_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

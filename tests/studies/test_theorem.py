@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from torch.optim import LBFGS, SGD
 
 import semaug
-from semaug.studies.theorem import Problem, Result, fitted_slope, gaussian_problem, measure, plot, summary
+from semaug.studies.theorem import Problem, TheoremResult, fitted_slope, gaussian_problem, measure, plot, summary
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result() -> TheoremResult:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the tensors are tiny
     try:
@@ -30,30 +30,30 @@ def problem() -> Problem:
 
 @pytest.mark.parametrize("schedule", ["theorem", "rescaled"])
 def test_the_smallest_squared_meta_gradient_falls_at_least_as_one_over_the_root_of_the_steps(
-    result: Result, schedule: str
+    result: TheoremResult, schedule: str
 ) -> None:
     assert result.curves[schedule].slope <= -0.5
 
 
-def test_divided_by_alpha_it_falls_too_with_rescaled_steps(result: Result) -> None:
+def test_divided_by_alpha_it_falls_too_with_rescaled_steps(result: TheoremResult) -> None:
     assert result.curves["rescaled"].relative_slope < 0  # −0.9 over the range of the full measurement
 
 
-def test_alpha_alone_makes_it_fall_even_if_nothing_is_learned(result: Result) -> None:
+def test_alpha_alone_makes_it_fall_even_if_nothing_is_learned(result: TheoremResult) -> None:
     frozen = result.curves["frozen"]
     assert frozen.moved == [0.0] * len(frozen.lengths)
     assert frozen.slope <= -1.5
     assert frozen.relative[-1] > 10 * result.curves["rescaled"].relative[-1]
 
 
-def test_the_covariance_network_moves_less_and_less_under_the_theorems_steps(result: Result) -> None:
+def test_the_covariance_network_moves_less_and_less_under_the_theorems_steps(result: TheoremResult) -> None:
     moved = result.curves["theorem"].moved
     assert moved[0] > 1
     assert moved[-1] < moved[0]
     assert result.curves["rescaled"].moved[-1] > moved[-1]
 
 
-def test_step_sizes_are_the_theorems(result: Result) -> None:
+def test_step_sizes_are_the_theorems(result: TheoremResult) -> None:
     curve = result.curves["theorem"]
     for length, alpha, beta in zip(curve.lengths, curve.alpha, curve.beta, strict=True):
         assert alpha == pytest.approx(16 / length)
@@ -61,7 +61,7 @@ def test_step_sizes_are_the_theorems(result: Result) -> None:
         assert beta <= 1 / result.lipschitz * (1 + 1e-12)
 
 
-def test_the_training_gradient_vanishes(result: Result) -> None:
+def test_the_training_gradient_vanishes(result: TheoremResult) -> None:
     assert result.train[-1] <= result.train[0] / 10
     assert result.train_slope <= -0.5
 
@@ -129,7 +129,7 @@ def test_the_slope_of_a_power_law() -> None:
     assert fitted_slope([1, 2, 4, 8], [3 * place**-0.5 for place in (1, 2, 4, 8)]) == pytest.approx(-0.5)
 
 
-def test_summary_and_plot(result: Result, tmp_path: Path) -> None:
+def test_summary_and_plot(result: TheoremResult, tmp_path: Path) -> None:
     *lines, last = summary(result)
     assert [line.partition(":")[0] for line in lines] == list(result.curves)
     assert last.startswith("One long run")

@@ -34,7 +34,6 @@ class Figures(Command):
     """Where to compute. Default: cuda if available, else cpu."""
 
     def run(self) -> None:
-        """Draw the figures, and list the files."""
         from semaug.report.figures import draw, write
 
         names = ("group", "groups", "covariance", "strength", "seed")

@@ -86,7 +86,7 @@ class ArmResult:
 
 
 @dataclass(frozen=True)
-class Split:
+class ValidationSplit:
     """The images that the accuracies were measured on."""
 
     images: int
@@ -99,7 +99,7 @@ class Comparison:
     """The result of :func:`compare`."""
 
     config: CompareConfig
-    split: Split
+    split: ValidationSplit
     results: list[ArmResult]
     alone: bool  # whether each run was trained alone, so that times can be compared
     page: str = ""  # a sentence about report.html
@@ -226,14 +226,14 @@ def compare(config: CompareConfig) -> Comparison:
     alone = _note_jobs(config.output / "jobs.json", plan, missing, jobs)
     failures = train_all(missing, jobs, config.output / "logs", progress, finished=len(plan) - len(missing))
     failed = {run.name: reason for run, reason in failures.items()}
-    results, page = collect(config, alone), _write_report(config, plan, split)
+    results, page = read_results(config, alone), _write_report(config, plan, split)
     comparison = Comparison(config, split, results, alone, page, failed)
     write_json(config.output / "comparison.json", comparison.to_json())
     write_atomically(config.output / "comparison.md", comparison.markdown().encode())
     return comparison
 
 
-def _validation_split(config: CompareConfig, progress: Progress) -> Split:
+def _validation_split(config: CompareConfig, progress: Progress) -> ValidationSplit:
     """Read the data before anything is trained, so that mistakes show early."""
     shared = config.training
     with progress.task(f"fetching {shared.data}", 0) as advance:
@@ -241,7 +241,7 @@ def _validation_split(config: CompareConfig, progress: Progress) -> Split:
     splits = training_splits(data, shared.select, shared.val_per_class, shared.val_fraction, config.seeds[0])
     if not len(splits["val"]):
         raise DataError(f"{data.name} leaves no images to validate on; give a larger `val_per_class`")
-    return Split(len(splits["val"]), shared.select == "val" and "val" not in data.splits, "test" in splits)
+    return ValidationSplit(len(splits["val"]), shared.select == "val" and "val" not in data.splits, "test" in splits)
 
 
 def _is_finished(run: Path) -> bool:
@@ -269,7 +269,7 @@ def _read_run(config: TrainConfig) -> FinishedRun | None:
     return None
 
 
-def collect(config: CompareConfig, alone: bool) -> list[ArmResult]:
+def read_results(config: CompareConfig, alone: bool) -> list[ArmResult]:
     """Read the finished runs of each arm, and compare them with the first arm of the same network.
 
     Args:
@@ -321,7 +321,7 @@ def _p(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
 
 
-def _write_report(config: CompareConfig, plan: Sequence[TrainConfig], split: Split) -> str:
+def _write_report(config: CompareConfig, plan: Sequence[TrainConfig], split: ValidationSplit) -> str:
     """Write the page about all runs if they are few enough; return a sentence about it."""
     finished = [run for run in (required(run.output) for run in plan) if _is_finished(run)]
     page = config.output / "report.html"

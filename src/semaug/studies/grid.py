@@ -15,6 +15,7 @@ from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import SettingError
 
 _SHARED = ("data", "data_root", "model", "weights", "method", "output", "seed", "resume", "augmentation")
+_NAMES = frozenset(setting.name for setting in fields(TrainConfig))
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,6 @@ class Candidate:
                 raise SettingError(f"`{name}` cannot differ between methods ({self.name}): all runs share it")
             if name not in _NAMES and name not in METHODS[self.method].options:
                 raise SettingError(f"{self.method} does not use `{name}`")
-
-
-_NAMES = frozenset(setting.name for setting in fields(TrainConfig))
 
 
 @dataclass(frozen=True)

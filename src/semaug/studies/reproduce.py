@@ -57,7 +57,7 @@ class Choice:
 
 
 @dataclass
-class Plan:
+class RunPlan:
     """The runs to train, and why other cells are not run."""
 
     configs: dict[Path, TrainConfig] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Reproduction:
         return lines
 
 
-def make_plan(chosen: Sequence[Experiment], setup: Setup, choice: Choice) -> Plan:
+def make_plan(chosen: Sequence[Experiment], setup: Setup, choice: Choice) -> RunPlan:
     """Find the runs that are missing; a run that several experiments share occurs once.
 
     Args:
@@ -104,7 +104,7 @@ def make_plan(chosen: Sequence[Experiment], setup: Setup, choice: Choice) -> Pla
         setup: The scale and folders.
         choice: Which of their cells to run.
     """
-    plan = Plan()
+    plan = RunPlan()
     for preset in chosen:
         for cell in preset.at(setup.scale):
             reason = missing_data(cell.dataset, setup) if cell in choice else _LEFT_OUT
@@ -215,7 +215,7 @@ def _section(
     preset: Experiment,
     requested: bool,
     setup: Setup,
-    plan: Plan,
+    plan: RunPlan,
     failures: dict[Path, str],
     not_measured: dict[str, str],
     command: str,
@@ -227,7 +227,7 @@ def _section(
     extra = known_extra(preset, setup)
     notes = []
     if setup.scale == "small" and preset.cells:
-        notes.append("At small scale data and networks are stand-ins, named in the table. The paper's are no target.")
+        notes.append("At small scale data and networks are stand-ins, named in the table: its results are no target.")
     notes += [  # one seed of several failed
         f"{row.cell.title} ({row.network}, {row.data}), {run.name}: {reason}"
         for row in rows

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -64,9 +65,9 @@ class TextTable:
         table = Table(title=Text(heading), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         shown = [i for i in self.shown if self.names[i] not in hide]
         for name in (self.names[i] for i in shown):
-            number = name not in self.words
-            text, side = (name.replace(" ", "\n"), "right") if number else (name, "left")
-            table.add_column(text, justify=side, overflow="fold", no_wrap=name not in wrap)  # type: ignore[arg-type]
+            side: JustifyMethod = "left" if name in self.words else "right"
+            text = name if name in self.words else name.replace(" ", "\n")
+            table.add_column(text, justify=side, overflow="fold", no_wrap=name not in wrap)
         column = self.names.index(group) if group else 0
         for row, following in zip(self.rows, [*self.rows[1:], None], strict=True):
             ends = bool(group) and following is not None and following[column] != row[column]

@@ -245,7 +245,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Result:
+class TheoremResult:
     """Part 1 as a curve for each of :data:`SCHEDULES`, part 2 as E‖∇L_train‖² against t."""
 
     lipschitz: float
@@ -274,7 +274,7 @@ def measure(
     long_run: int = 4096,
     seeds: int = 12,
     scale: float = 16.0,
-) -> Result:
+) -> TheoremResult:
     """Measure both parts of the theorem.
 
     Args:
@@ -317,7 +317,7 @@ def measure(
         if time in wanted:
             times.append(time)
             train.append(float(problem.squared_train_gradient(heads, sources).mean()))
-    return Result(lipschitz, sigma, curves, times, train, shortest)
+    return TheoremResult(lipschitz, sigma, curves, times, train, shortest)
 
 
 def _run(
@@ -344,7 +344,7 @@ def _run(
     return smallest.tolist(), train.tolist(), moved.tolist()
 
 
-def summary(result: Result) -> list[str]:
+def summary(result: TheoremResult) -> list[str]:
     """Write the slopes, and the values at the smallest and the largest T, one line for each schedule."""
     lines = []
     for name, curve in result.curves.items():
@@ -357,8 +357,8 @@ def summary(result: Result) -> list[str]:
     return lines
 
 
-def plot(result: Result, path: str | Path) -> None:
-    """Draw both parts of the theorem, log-log, with fitted slopes in the legend.
+def plot(result: TheoremResult, path: str | Path) -> None:
+    """Draw both parts of the theorem in logarithmic scales, with fitted slopes in the legend.
 
     Args:
         result: What was measured.

@@ -20,18 +20,18 @@ activations, and what a variant holds from one step to the next (CovNet; in the 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from semaug.studies.bench.agreement import compare
-from semaug.studies.bench.result import Result, Timing, device_name, median_and_spread
+from semaug.studies.bench.agreement import compare_engines
+from semaug.studies.bench.result import BenchResult, Timing, device_name, median_and_spread
 from semaug.studies.bench.settings import VARIANTS, BenchConfig
 from semaug.studies.bench.timing import make_batch, time_variants
 from semaug.util.errors import FileError, ModelError
 from semaug.util.files import write_atomically, write_json
 from semaug.util.progress import Progress
 
-__all__ = ["VARIANTS", "BenchConfig", "Result", "Timing", "bench", "median_and_spread"]
+__all__ = ["VARIANTS", "BenchConfig", "BenchResult", "Timing", "bench", "median_and_spread"]
 
 
-def bench(config: BenchConfig) -> Iterator[Result]:
+def bench(config: BenchConfig) -> Iterator[BenchResult]:
     """Time all variants, then compare the meta-gradients; write bench.json and bench.svg after each of the two.
 
     Args:
@@ -59,7 +59,7 @@ def bench(config: BenchConfig) -> Iterator[Result]:
         yield result
 
 
-def _measure(config: BenchConfig) -> Iterator[Result]:
+def _measure(config: BenchConfig) -> Iterator[BenchResult]:
     images, labels = make_batch(config)
     progress = Progress()
     name = device_name(images.device)
@@ -68,7 +68,7 @@ def _measure(config: BenchConfig) -> Iterator[Result]:
     failures = [f"{timing.title}: {timing.failure}" for timing in timings.values() if timing.failure]
     if len(failures) == len(timings):
         raise ModelError(f"no variant could be measured ({'; '.join(failures)})")
-    result = Result(config, name, timings)
+    result = BenchResult(config, name, timings)
     yield result
-    reference, agreements, notes = compare(config, timings, images, labels)
+    reference, agreements, notes = compare_engines(config, timings, images, labels)
     yield replace(result, reference=reference, agreements=agreements, notes=notes)

@@ -24,7 +24,7 @@ from semaug.training.settings import required
 _HALF = 8  # images of a half batch, at most: enough to compare, and cheap enough for double backward in fp32
 
 
-def compare(
+def compare_engines(
     config: BenchConfig, timings: Mapping[str, Timing], images: Tensor, labels: Tensor
 ) -> tuple[str | None, list[Agreement], list[str]]:
     """Compare the meta-gradients of the engines with each other and with a reference.

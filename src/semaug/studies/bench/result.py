@@ -44,7 +44,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Result:
+class BenchResult:
     """What was measured; `config` has all defaults filled in."""
 
     config: BenchConfig

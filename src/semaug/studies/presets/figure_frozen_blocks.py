@@ -31,7 +31,7 @@ def _cells(scale: str, own: int) -> tuple[Cell, ...]:
 
 def _times(experiment: Experiment, setup: Setup) -> Extra:
     """Time a step relative to plain training, with both engines, for each number of frozen blocks."""
-    from semaug.studies.bench import VARIANTS, BenchConfig, Result
+    from semaug.studies.bench import VARIANTS, BenchConfig, BenchResult
     from semaug.studies.bench.settings import ENGINES, PLAIN
     from semaug.studies.bench.timing import make_batch, time_variants
     from semaug.util.progress import Progress
@@ -54,7 +54,9 @@ def _times(experiment: Experiment, setup: Setup) -> Extra:
             seconds=60.0 if full else 10.0,
             device=config.device,
         ).resolve()
-        timed = Result(settings, "", time_variants(settings, *make_batch(settings), Progress())).to_json()["methods"]
+        timed = BenchResult(settings, "", time_variants(settings, *make_batch(settings), Progress())).to_json()[
+            "methods"
+        ]
         if timed[PLAIN]["failure"]:
             raise ModelError(f"plain training could not be timed: {timed[PLAIN]['failure']}")
         rows.append({"frozen": blocks} | {name: timed[variant] for name, variant in variants.items()})
