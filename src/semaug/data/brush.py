@@ -97,7 +97,14 @@ class Frame(NamedTuple):
         return x, y
 
     def child(self, u: float, v: float, degrees: float, zoom: float = 1.0) -> "Frame":
-        """This frame moved to a local point, turned from u towards v, and scaled by `zoom`."""
+        """Move, turn and scale the frame.
+
+        Args:
+            u: First local coordinate of the new origin.
+            v: Second local coordinate.
+            degrees: Angle of the turn, from u towards v.
+            zoom: Scale of the new frame in this one.
+        """
         # Rounding hides the last-bit differences between the C libraries of different platforms.
         cos, sin = round(math.cos(math.radians(degrees)), 9), round(math.sin(math.radians(degrees)), 9)
         right = (cos * self.right[0] + sin * self.down[0], cos * self.right[1] + sin * self.down[1])
@@ -115,7 +122,14 @@ class Shape(NamedTuple):
 
 
 def ellipse(u: float, v: float, width: float, height: float) -> Shape:
-    """An ellipse by its centre and half axes."""
+    """An ellipse.
+
+    Args:
+        u: First coordinate of its centre.
+        v: Second coordinate.
+        width: Half axis along u.
+        height: Half axis along v.
+    """
 
     def distance(us: Array, vs: Array) -> Array:
         across, along = (us - u) / width, (vs - v) / height
@@ -128,7 +142,14 @@ def ellipse(u: float, v: float, width: float, height: float) -> Shape:
 
 
 def taper(start: tuple[float, float], end: tuple[float, float], thick: float, thin: float) -> Shape:
-    """A rounded stroke whose half width changes from `thick` at the start to `thin` at the end."""
+    """A rounded stroke whose width changes along it.
+
+    Args:
+        start: Where it starts.
+        end: Where it ends.
+        thick: Half width at the start.
+        thin: Half width at the end.
+    """
     du, dv = end[0] - start[0], end[1] - start[1]
 
     def distance(us: Array, vs: Array) -> Array:
@@ -158,7 +179,14 @@ def stripe(u: float, half: float, bend: float = 0.0) -> Shape:
 
 
 def blend(first: Shape, second: Shape, soft: float, reach: float) -> Shape:
-    """The union of two shapes with a smooth joint, around the centre of the first."""
+    """The union of two shapes with a smooth joint.
+
+    Args:
+        first: A shape; the result has its centre.
+        second: Another shape.
+        soft: Width of the joint.
+        reach: Radius of a circle that holds the result.
+    """
 
     def distance(us: Array, vs: Array) -> Array:
         one, two = first.distance(us, vs), second.distance(us, vs)

@@ -204,7 +204,14 @@ def decode_into_cache(
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Unreadable:
-    """Write the cache file of a split, unless it exists; arguments as for :func:`decoded`.
+    """Write the cache file of a split, unless it exists.
+
+    Args:
+        samples: The split.
+        preprocessing: How images are resized.
+        cache: Folder of the cache.
+        workers: Number of processes; 0 decodes in this one.
+        progress: Called with the number of images done and their total.
 
     Returns:
         The images that cannot be read; if there are any, no file is written.

@@ -126,7 +126,15 @@ class Problem:
         return isda_loss(*batch, *self.head_parameters(head), covariance, self.strength, validate=False)
 
     def meta_loss(self, source: Tensor, head: Tensor, alpha: Tensor, train: _Batch, meta: _Batch) -> Tensor:
-        """``L_meta(θ̃(θ_g))`` with ``θ̃ = θ_f − α ∇_{θ_f} L_train(θ_f; θ_g)``, as a function of θ_g."""
+        """``L_meta(θ̃(θ_g))`` with ``θ̃ = θ_f − α ∇_{θ_f} L_train(θ_f; θ_g)``, as a function of θ_g.
+
+        Args:
+            source: θ_g.
+            head: θ_f.
+            alpha: Learning rate α.
+            train: Batch of the pseudo update.
+            meta: Batch of the meta loss.
+        """
         pseudo = head - alpha * self.train_gradient(head, source, train)
         return isda_loss(*meta, *self.head_parameters(pseudo), None, validate=False)
 
@@ -135,13 +143,33 @@ class Problem:
         return cast(Tensor, grad(self.train_loss)(head, source, batch))
 
     def meta_gradient(self, head: Tensor, source: Tensor, alpha: Tensor, train: _Batch, meta: _Batch) -> Tensor:
-        """``∇_{θ_g} L_meta(θ̃(θ_g))``, differentiated through the pseudo update."""
+        """``∇_{θ_g} L_meta(θ̃(θ_g))``, differentiated through the pseudo update.
+
+        Args:
+            head: θ_f.
+            source: θ_g.
+            alpha: Learning rate α.
+            train: Batch of the pseudo update.
+            meta: Batch of the meta loss.
+        """
         return cast(Tensor, grad(self.meta_loss)(source, head, alpha, train, meta))
 
     def step(
         self, head: Tensor, source: Tensor, alpha: Tensor, beta: Tensor, train: _Batch, meta: _Batch
     ) -> tuple[Tensor, Tensor]:
-        """One half step of Algorithm 1: meta update of θ_g, then real update of the old θ_f with the new θ_g."""
+        """One half step of Algorithm 1: meta update of θ_g, then real update of the old θ_f with the new θ_g.
+
+        Args:
+            head: θ_f.
+            source: θ_g.
+            alpha: Learning rate of f.
+            beta: Learning rate of g.
+            train: Batch that f is trained on.
+            meta: Batch of the meta loss.
+
+        Returns:
+            The new θ_f and θ_g.
+        """
         source = source - beta * self.meta_gradient(head, source, alpha, train, meta)
         return head - alpha * self.train_gradient(head, source, train), source
 

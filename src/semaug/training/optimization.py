@@ -23,7 +23,17 @@ from semaug.util.progress import Progress
 
 
 def build_network(config: TrainConfig, classes: int, device: torch.device, progress: Progress) -> nn.Module:
-    """Build the network of a run on its device, as the composite model of the method if there is one."""
+    """Build the network of a run on its device, as the composite model of the method if there is one.
+
+    Args:
+        config: Resolved settings of the run.
+        classes: Number of classes.
+        device: Where to train.
+        progress: Prints what is built.
+
+    Raises:
+        ModelError: There is no such network, or no composite model can be built of it.
+    """
     where = str(device) if not distributed.is_running() else f"{distributed.world_size()} × {device.type}"
     progress.say(f"{config.model} by {config.method}, {config.epochs} epochs, on {where}")
     model = build_model(required(config.model), classes, required(config.crop), bool(config.pretrained))
