@@ -331,3 +331,12 @@ def test_without_mistakes_there_is_no_table_of_confused_classes(classifier):
     console.print(result.table())
     assert "most confused" not in console.file.getvalue()
     assert result.mistakes == ()
+
+
+def test_the_calibration_error_is_that_of_torchmetrics():
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    probabilities = torch.randn(200, 7, generator=torch.Generator().manual_seed(0)).softmax(1)
+    labels = torch.arange(200) % 7
+    expected = multiclass_calibration_error(probabilities, labels, num_classes=7, n_bins=15, norm="l1")
+    assert score(probabilities, labels).calibration_error == pytest.approx(float(expected), abs=1e-6)

@@ -28,7 +28,6 @@ SCORES = {  # label and format of each score that is one number; k is 5, or the 
     "calibration_error": ("expected calibration error", "{:.4f}"),
 }
 _TABLE_ROWS = 10
-_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,17 +97,20 @@ def _image_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([column.double() for column in (predicted, confidence, rank, own[:, 0])], 1)
 
 
-def _total_scores(image_scores: Tensor, labels: Tensor, classes: int) -> Scores:
-    from torchmetrics.classification import BinaryCalibrationError
+def _calibration_error(confidence: Tensor, right: Tensor) -> float:
+    """The expected calibration error, ``Σ_b |Σ_{i in b} (right_i − confidence_i)| / N`` over 15 bins of confidence."""
+    confidence = confidence.contiguous()
+    bins = torch.bucketize(confidence, torch.linspace(0, 1, 16, dtype=confidence.dtype)[1:-1], right=True)
+    gaps = torch.bincount(bins, right.to(confidence.dtype) - confidence, minlength=15)
+    return float(gaps.abs().sum()) / len(confidence)
 
+
+def _total_scores(image_scores: Tensor, labels: Tensor, classes: int) -> Scores:
     if image_scores.isnan().any():
         raise ModelError("the network's outputs are not finite numbers: its training has diverged")
     count = len(image_scores)
     predicted, confidence, rank, true_probability = image_scores[:, 0].long(), *image_scores[:, 1:].T
     right = predicted == labels
-    calibration = BinaryCalibrationError(n_bins=15, norm="l1", sync_on_compute=False)  # all ranks have all numbers
-    # torchmetrics treats values above 1 as logits, and puts 1 into a bin of its own
-    calibration.update(confidence.float().clamp(max=_BELOW_ONE), right)
     places, counts = torch.unique(labels * classes + predicted, return_counts=True)
     images = torch.bincount(labels, minlength=classes).tolist()
     correct = torch.bincount(labels[right], minlength=classes).tolist()
@@ -119,7 +121,7 @@ def _total_scores(image_scores: Tensor, labels: Tensor, classes: int) -> Scores:
         top5=int((rank < 5).sum()) / count,
         mean_class_accuracy=sum(present) / len(present),
         cross_entropy=-float(true_probability.clamp(min=torch.finfo(torch.float32).tiny).log().sum()) / count,
-        calibration_error=float(calibration.compute()),
+        calibration_error=_calibration_error(confidence, right),
         class_images=tuple(images),
         class_accuracy=class_accuracy,
         confusion=torch.stack([places // classes, places % classes, counts], 1),
