@@ -16,7 +16,7 @@ from several import free_port
 SLOWEST = 300.0  # seconds that anything may take
 _FORKS = get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["semaug.cli.main", "semaug.training.trainer", "semaug.report", "torchvision.transforms.v2", "forks"]
+    ["semaug.cli.train", "semaug.training.trainer", "semaug.report", "torchvision.transforms.v2", "forks"]
 )
 
 

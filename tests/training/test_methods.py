@@ -14,7 +14,7 @@ from semaug.data.augmentation import ImageTransforms
 from semaug.inference.classifier import load_classifier
 from semaug.inference.runs import read_metrics
 from semaug.network.models import build_model
-from semaug.studies.grid import CompareConfig
+from semaug.studies.grid import Candidate, CompareConfig
 from semaug.training import methods
 from semaug.training.methods import METHODS, Augmentation, Method, make_learner, method_on, parameter_groups
 from semaug.training.settings import TrainConfig
@@ -150,15 +150,12 @@ def test_compare_knows_a_new_row_and_ignores_what_it_does_not_use(
         options=("strength", "constant"),
     )
     added(monkeypatch, row)
-    config = CompareConfig(method=("basic", "narrow --constant 0.3"), model=("small",), output=tmp_path)
-    shared = {name: value for name, value in vars(quick_config(photos, tmp_path)).items() if value is not None}
-    shared = {name: shared[name] for name in ("data", "pretrained", "epochs", "resize", "crop", "batch_size", "device")}
-    augmentation = replace(config.training.augmentation, meta_lr=0.5)
-    training = replace(config.training, **shared, val_per_class=2, workers=0, cache=None, augmentation=augmentation)
-    config = replace(config, training=training)
+    shared = quick_config(photos, tmp_path, augmentation=Augmentation(meta_lr=0.5))
+    candidates = (Candidate("basic"), Candidate("narrow", {"constant": 0.3}))
+    config = CompareConfig(candidates, ("small",), seeds=(0,), output=tmp_path, training=shared)
     config.check()
-    basic, narrow = (config.settings(cell, 0) for cell in config.cells())
+    basic, narrow = config.runs()
     assert (basic.method, narrow.method) == ("basic", "narrow")
-    assert narrow.augmentation == replace(Augmentation(), constant=0.3, strength=10.0, interval=1)
+    assert narrow.augmentation == Augmentation(constant=0.3, strength=10.0, interval=1)
     run = train(replace(narrow, epochs=1))
     assert read_metrics(run)[0]["variance_mean"] == pytest.approx(0.03)

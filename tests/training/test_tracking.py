@@ -1,6 +1,7 @@
 """Runs logged by the real TensorBoard and the real W&B (offline)."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,11 @@ def test_wandb_continues_the_same_run(photos: Path, tmp_path: Path, monkeypatch:
     folders = sorted((run / "wandb").glob("offline-run-*"))
     assert len(folders) == 2
     assert all(folder.name.endswith(f"-{name}") and list(folder.glob("*.wandb")) for folder in folders)
-    logged = [next(folder.glob("*.wandb")).read_bytes() for folder in folders]
-    assert b"val_top1" in logged[0]
-    assert b"test_mean_class_accuracy" in logged[1]
+    for folder, name in zip(folders, (b"val_top1", b"test_mean_class_accuracy"), strict=True):
+        deadline = time.monotonic() + 60  # wandb writes the file in a process of its own
+        while name not in next(folder.glob("*.wandb")).read_bytes():
+            assert time.monotonic() < deadline, name
+            time.sleep(0.05)
 
 
 def test_a_missing_package_is_an_error_before_anything_is_written(

@@ -120,10 +120,8 @@ def _covnet(settings: Augmentation, num_classes: int, feature_dim: int) -> Sourc
 
 
 _STRENGTH = ("strength", "strength_power")
-_CONSTANT = (*_STRENGTH, "constant")
 _COVNET = (*_STRENGTH, "width", "depth", "fixed_trace", "meta_lr", "meta_optimizer", "detach_real")
 _META = tuple(setting.name for setting in fields(Augmentation) if setting.name != "constant")
-_ISDA = {"strength": 20.0}
 
 _BASE_METHODS = (
     Method("basic", "basic", "crop and flip, cross-entropy"),
@@ -131,11 +129,14 @@ _BASE_METHODS = (
     Method("cutmix", "CutMix", "a rectangle of another image pasted in", IMAGE_TRANSFORMS["cutmix"]),
     Method("random-erasing", "Random Erasing", "a rectangle erased", IMAGE_TRANSFORMS["random-erasing"]),
     Method("randaugment", "RandAugment", "random colours and geometry", IMAGE_TRANSFORMS["randaugment"]),
-    Method("constant", "constant Σ (control)", "constant Σ: the control", source=_constant, options=_CONSTANT),
-    Method("isda", "ISDA", "Σ is the covariance of the class", source=_classwise, options=_STRENGTH, defaults=_ISDA),
-    Method("joint", "CovNet, joint", "CovNet trained by the loss of the network", source=_covnet, options=_COVNET,
-           learner=JointAugmentation),
-    Method("learnable", "learnable", "CovNet trained by the meta loop: the paper's", source=_covnet, options=_META),
+    Method("constant", "constant Σ (control)", "Σ is a constant: the control experiment",
+           source=_constant, options=(*_STRENGTH, "constant")),
+    Method("isda", "ISDA", "Σ is the running covariance of the sample's class",
+           source=_classwise, options=_STRENGTH, defaults={"strength": 20.0}),
+    Method("joint", "CovNet, joint", "CovNet trained by the same loss as the network: the ablation that collapses",
+           source=_covnet, options=_COVNET, learner=JointAugmentation),
+    Method("learnable", "learnable", "CovNet trained by the meta loop: the paper's method",
+           source=_covnet, options=_META),
 )  # fmt: skip
 
 
