@@ -74,5 +74,6 @@ class Diagnostics:
         }
         if self.parameters:
             moved = [parameter - start for parameter, start in zip(self.parameters, self.initial, strict=True)]
-            metrics["drift"] = global_norm(moved) / global_norm(self.initial)
+            size = global_norm(self.initial)
+            metrics["drift"] = global_norm(moved) / size.clamp_min(torch.finfo(size.dtype).tiny)
         return {name: value.to(dtype) for name, value in metrics.items()}
