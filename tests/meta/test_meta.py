@@ -384,7 +384,7 @@ def test_bad_values_are_refused_before_any_parameter_changes() -> None:
         ({"interval": 0}, "interval must be"),
         ({"micro_batch": 0}, "micro_batch must be"),
         ({"strength": -1.0}, "maximum ≥ 0"),
-        ({"frozen_blocks": 99}, r"frozen_blocks must lie in 0 … \d+"),
+        ({"frozen_blocks": 99}, r"frozen_blocks must be in 0 … \d+"),
     ],
 )
 def test_impossible_options_are_refused(option: dict[str, Any], message: str) -> None:
