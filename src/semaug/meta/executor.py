@@ -148,7 +148,16 @@ class Executor:
         return MetaLoss(value, dict(zip(point, gradients, strict=True)), batch[0].weight if self.local else None)
 
     def real_backward(self, batch: HalfBatch, strength: float, detach: bool) -> tuple[Metrics, Tensor | float]:
-        """Write the gradient of L_train, with the present θ_g, into the parameters' ``.grad``."""
+        """Write the gradient of L_train, with the present θ_g, into the parameters' ``.grad``.
+
+        Args:
+            batch: The half batch X.
+            strength: λ.
+            detach: Whether Σ is a constant in the features.
+
+        Returns:
+            The diagnostics, and the factor by which the gradient was clipped.
+        """
         weight, bias = self._head()
         trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         self.optimizer.zero_grad(set_to_none=True)

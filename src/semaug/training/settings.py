@@ -41,7 +41,7 @@ class TrainConfig:
     weights: Path | None = None
     """Weights to start from: a .safetensors file, or a .pth file, which is read without unpickling."""
     pretrained: bool | None = None
-    """Start from the library's ImageNet weights. Default: yes, except with `weights`, for "small" and on the birds."""
+    """Start from ImageNet weights of the library. Default: yes, except with own weights, "small" or the birds."""
     method: MethodName = "isda"
     """Training method. Default: isda, the best in our comparisons; the paper's is learnable."""
     epochs: int | None = None
@@ -107,7 +107,7 @@ class TrainConfig:
     cache: Path | None = _free(Path("~/.cache/semaug"))
     """Folder for decoded images, shared by runs; None keeps them in memory only."""
     on_bad_image: Literal["stop", "skip"] = _free("stop")
-    """Unreadable images: stop before training and list them, or skip them. With `images_on` stream, stop does not check
+    """Unreadable images: stop before training and list them, or skip them. With streamed images, stop does not check
     them in advance: the first one ends training."""
     track: Literal["tensorboard", "wandb"] | None = _free(None)
     """Also log settings, metrics and evaluation to TensorBoard (OUTPUT/tensorboard) or Weights & Biases. Needs pip

@@ -72,7 +72,7 @@ def _run(config: TrainConfig, device: torch.device) -> Path:
     with Stop() as stop:
         distributed.raise_on_all_ranks(lambda: check_installed(config.track))
         if run.claim(config):
-            progress.say(f"{run.folder} is complete; choose another `output` to train again")
+            progress.say(f"{run.folder} is complete; choose another output directory to train again")
             return run.folder
         listing = run.folder / "bad_images.json" if run.writes else None
         data = distributed.raise_on_all_ranks(lambda: load_run_data(config, device, progress, listing))
@@ -168,7 +168,7 @@ class Trainer:
             self.progress.say(f"warning: after epoch {epoch} {warning}")
         if epoch == 1 and self._loader.waited > MUCH_WAITING * row["seconds"]:
             share = self._loader.waited / row["seconds"]
-            self.progress.say(f"{share:.0%} of epoch 1 was spent waiting for images; try more `workers`")
+            self.progress.say(f"{share:.0%} of epoch 1 was spent waiting for images; try more worker processes")
 
     def _train_epoch(self) -> EpochState:
         """Take the remaining steps of an epoch; at a number that is not finite, save the state before that step."""
