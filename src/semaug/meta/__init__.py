@@ -3,7 +3,8 @@
 | module            | subject                                                                                |
 |-------------------|----------------------------------------------------------------------------------------|
 | `algorithm`       | Algorithm 1 and its pipelined order: read this beside the paper                         |
-| `executor`        | the passes: precision, micro-batches, sums over ranks                                  |
+| `executor`        | losses and gradients: micro-batches, sums over ranks, optimiser steps                  |
+| `passes`          | forward passes of micro-batches                                                        |
 | `precision`       | autocast and the gradient scaler                                                       |
 | `losses`          | L_train and L_meta as functions of features and head                                   |
 | `gradient`        | the meta-gradient: choice of the engine                                                |

@@ -66,7 +66,7 @@ class Algorithm1:
         Returns:
             The diagnostics of the half step.
         """
-        self.executor.record_passes = self.is_differentiated()
+        self.executor.passes.record = self.is_differentiated()
         self.optimizer.zero_grad(set_to_none=True)  # frees the old gradients before two graphs are held
         metrics = self.paper_order(batch, meta_batch) if self.order == "paper" else self.pipelined_order(batch)
         self.half_steps += 1

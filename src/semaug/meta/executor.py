@@ -1,4 +1,4 @@
-"""The passes of a half step: losses and gradients over micro-batches, ranks and precisions.
+"""Losses and gradients of a half step, over micro-batches, ranks and precisions.
 
 :mod:`semaug.meta.algorithm` says what is computed. This module computes it: under autocast and a gradient scaler, in
 micro-batches that save memory, and with sums over all ranks, such that several processes do what one would do on the
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from semaug.isda.loss import check_features, isda_loss
+from semaug.isda.loss import isda_loss
 from semaug.isda.precision import widened
 from semaug.isda.sources import Source
 from semaug.meta.diagnostics import Diagnostics, Metrics
 from semaug.meta.gradient import Engine, meta_gradient
 from semaug.meta.losses import meta_loss, train_loss, train_loss_along
+from semaug.meta.passes import Passes
 from semaug.meta.precision import MixedPrecision
 from semaug.meta.problem import TrainProblem, global_norm
 from semaug.meta.updates import HalfBatch, MetaLoss, MicroBatch, Update
@@ -65,10 +66,10 @@ class Executor:
         self.optimizer, self.meta_optimizer = optimizer, meta_optimizer
         self.engine, self.local = engine, pseudo == "local"
         self.label_smoothing, self.clip_norm, self.micro_batch = label_smoothing, clip_norm, micro_batch
-        self.mixed, self.check_values = mixed, check_values
+        self.mixed = mixed
+        self.passes = Passes(network, source, mixed, check_values)
         self.source_parameters = [parameter for parameter in source.parameters() if parameter.requires_grad]
         self.diagnostics = Diagnostics(self.source_parameters)
-        self.record_passes = False  # whether passes record their operators, for a tangent pass to follow
 
     # -- half batches -------------------------------------------------------------------------------------------------
 
@@ -163,8 +164,8 @@ class Executor:
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
         for part in batch:
-            features = self._real_pass(part)
-            self._count(part, features)
+            features = self.passes.real(part)
+            self.passes.count(part, features)
             if part.tape is not None and part.tape.late is not None:
                 part.tape.late.release_outputs()  # the backward pass frees them
             covariance = self.source(widened(features.detach() if detach else features), part.labels)
@@ -253,50 +254,11 @@ class Executor:
         if self.meta_optimizer is not None:
             self.meta_optimizer.step()
 
-    # -- passes -------------------------------------------------------------------------------------------------------
-
-    def _first_pass(self, part: MicroBatch) -> Tensor:
-        """Features with a graph: that of the whole network, which is kept, or of a micro-batch that of the late part.
-
-        A micro-batch goes through the whole network in the real update, so that only one graph is held at a time.
-        """
-        if part.is_whole and part.features is not None:
-            return part.features
-        with self.mixed.cast():
-            if part.is_whole:
-                features, part.tape = self.network.forward(part.images, part.labels, record=self.record_passes)
-            else:
-                features, part.tape = self.network.forward_late(part.images, part.labels)
-        part.features = features if part.is_whole else features.detach()
-        if self.check_values:
-            check_features(features.detach())
-        return features
-
-    def _real_pass(self, part: MicroBatch) -> Tensor:
-        """Features with the graph of the whole network: the kept ones, or those of a pass with the same masks."""
-        if part.is_whole:
-            return self._first_pass(part)
-        repeated = part.tape is not None
-        with self.mixed.cast():
-            if part.tape is not None:
-                features, part.tape = self.network.forward_again(part.tape, part.labels)
-            else:
-                features, part.tape = self.network.forward(part.images, part.labels)
-        if self.check_values and not repeated:
-            check_features(features.detach())
-        return features
-
-    def _count(self, part: MicroBatch, features: Tensor) -> None:
-        """Show the features to the source's statistics, once."""
-        if not part.counted:
-            self.source.update(features.detach(), part.labels)
-            part.counted = True
-
     def _detached_train_loss(self, strength: float) -> Callable[[MicroBatch, Tensor], Tensor]:
         """L_train of a micro-batch with Σ a constant in the features."""
 
         def loss(part: MicroBatch, features: Tensor) -> Tensor:
-            self._count(part, features)
+            self.passes.count(part, features)
             compute = train_loss(self.source, part.labels, strength, features.detach(), self.label_smoothing)
             return compute(features, *self._head())
 
@@ -316,7 +278,7 @@ class Executor:
         total: list[Tensor] | None = None
         value = torch.zeros((), device=self.network.head.weight.device)
         for part in batch:
-            loss = _with_rest(part, loss_of(part, self._first_pass(part)))
+            loss = _with_rest(part, loss_of(part, self.passes.first(part)))
             loss = part.share * (1.0 if local else part.weight) * loss
             total = self._add_gradients(total, loss, parameters)
             value = value + loss.detach()

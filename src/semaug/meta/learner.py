@@ -145,11 +145,11 @@ class LearnableAugmentation:
     @property
     def check_values(self) -> bool:
         """Whether labels and features are checked in each step."""
-        return self.executor.check_values
+        return self.executor.passes.check_values
 
     @check_values.setter
     def check_values(self, value: bool) -> None:
-        self.executor.check_values = value
+        self.executor.passes.check_values = value
 
     def set_progress(self, progress: float) -> None:
         """Set λ to ``progress^strength_power · λ0``. Without a call λ stays at λ0.
@@ -195,7 +195,7 @@ class LearnableAugmentation:
             raise ValueError(f"a batch is cut in two halves and needs at least 2 images, not {count}; use drop_last")
         if labels.shape[0] != count:
             raise ValueError(f"{count} images came with {labels.shape[0]} labels")
-        if self.executor.check_values:
+        if self.executor.passes.check_values:
             check_labels(labels, self.network.num_classes)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,61 @@
+"""Forward passes of micro-batches, each as often as a half step needs it."""
+
+from torch import Tensor
+
+from semaug.isda.loss import check_features
+from semaug.isda.sources import Source
+from semaug.meta.precision import MixedPrecision
+from semaug.meta.updates import MicroBatch
+from semaug.network.network import Network
+
+
+class Passes:
+    """Runs micro-batches through the network.
+
+    Args:
+        network: The classifier f.
+        source: The source of Σ, whose statistics see every micro-batch once.
+        mixed: Precision of the passes.
+        check_values: Whether to check features for NaN, for which the host waits.
+    """
+
+    def __init__(self, network: Network, source: Source, mixed: MixedPrecision, check_values: bool) -> None:
+        self.network, self.source, self.mixed, self.check_values = network, source, mixed, check_values
+        self.record = False  # whether passes record their operators, for a tangent pass to follow
+
+    def first(self, part: MicroBatch) -> Tensor:
+        """Features with a graph: of a half batch that of the whole network, which is kept; else of the late part.
+
+        A micro-batch goes through the whole network in the real update, so that only one graph is held at a time.
+        """
+        if part.is_whole and part.features is not None:
+            return part.features
+        with self.mixed.cast():
+            if part.is_whole:
+                features, part.tape = self.network.forward(part.images, part.labels, record=self.record)
+            else:
+                features, part.tape = self.network.forward_late(part.images, part.labels)
+        part.features = features if part.is_whole else features.detach()
+        if self.check_values:
+            check_features(features.detach())
+        return features
+
+    def real(self, part: MicroBatch) -> Tensor:
+        """Features with the graph of the whole network: the kept ones, or those of a pass with the same masks."""
+        if part.is_whole:
+            return self.first(part)
+        repeated = part.tape is not None
+        with self.mixed.cast():
+            if part.tape is not None:
+                features, part.tape = self.network.forward_again(part.tape, part.labels)
+            else:
+                features, part.tape = self.network.forward(part.images, part.labels)
+        if self.check_values and not repeated:
+            check_features(features.detach())
+        return features
+
+    def count(self, part: MicroBatch, features: Tensor) -> None:
+        """Show the features to the source's statistics, once."""
+        if not part.counted:
+            self.source.update(features.detach(), part.labels)
+            part.counted = True
