@@ -102,18 +102,9 @@ def variants() -> dict[str, Case]:
     return found
 
 
-FOR_FOUR = (
-    "group norm, class-wise, paper, interval 1",
-    "group norm, covnet, paper, interval 1",
-    "group norm, covnet, pipelined, interval 3",
-    "batch norm, covnet, paper, interval 3",
-    "batch norm, covnet, pipelined, interval 1",
-)
-
-
 def cases_for(processes: int) -> dict[str, Case]:
-    """All cases for two processes. For four, which take turns on few cores, each setting once."""
-    return cases() | variants() if processes == 2 else {name: cases()[name] for name in FOR_FOUR}
+    """All cases for two processes. For four, which take turns on few cores, all but the variants."""
+    return cases() | variants() if processes == 2 else cases()
 
 
 def learner_of(case: Case) -> semaug.LearnableAugmentation:
@@ -197,7 +188,7 @@ def overflowing() -> dict[str, Any]:
     return {"state": state_of(learner), "scales": scales, "finite": finite}
 
 
-def traffic_for(processes: int) -> dict[str, Case]:
+def traffic_cases() -> dict[str, Case]:
     """Cases whose messages are counted."""
     found = {}
     for order, pseudo, interval, source, norm in (
@@ -213,7 +204,7 @@ def traffic_for(processes: int) -> dict[str, Case]:
     ):
         options = {"order": order, "interval": interval, "pseudo": pseudo, "sync_batch_norm": norm == "batch"}
         found[f"{order}, interval {interval}, {pseudo}, {source}, {norm} norm"] = Case(norm, source, options)
-    return dict(list(found.items())[: None if processes == 2 else 4])
+    return found
 
 
 def bytes_sent(case: Case) -> tuple[int, int]:
@@ -254,7 +245,7 @@ def main() -> None:
         "local": trained(LOCAL),
         "own statistics": own_statistics(),
         "overflowing": overflowing(),
-        "traffic": {name: bytes_sent(case) for name, case in traffic_for(distributed.world_size()).items()},
+        "traffic": {name: bytes_sent(case) for name, case in traffic_cases().items()},
         "p2p": {order: trained_p2p(order) for order in P2P_ORDERS} if distributed.world_size() == 2 else {},
     }
     torch.save(found, f"{sys.argv[1]}/{distributed.rank()}.pt")

@@ -182,7 +182,7 @@ def predicted_bytes(case: ranks.Case, processes: int) -> tuple[float, float]:
 
 def test_what_is_sent_is_what_the_documented_model_says(found: list[dict[str, Any]]) -> None:
     worst = 0.0
-    cases = ranks.traffic_for(len(found))
+    cases = ranks.traffic_cases()
     for name, case in cases.items():
         model = predicted_bytes(case, len(found))
         for rank in found:
