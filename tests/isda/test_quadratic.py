@@ -71,7 +71,7 @@ def test_form_equals_the_naive_formula(linear, rows, soft, bilinear, seed, n, c,
     p |= {} if linear else {"features": None, "bias": None}
     with in_chunks(rows, d):
         form = chunked_form(**p)
-    torch.testing.assert_close(form, naive_form(**p), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(form, naive_form(**p), rtol=1e-12, atol=1e-12)
     if not soft and not linear:
         assert (form.gather(1, p["labels"][:, None]) == 0).all()
 
