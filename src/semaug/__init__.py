@@ -10,15 +10,17 @@ Three files hold the method of the paper:
 """
 
 from semaug.isda.covariance import Covariance, Diagonal, Full
-from semaug.isda.loss import ISDALoss, augmented_logits, isda_loss
+from semaug.isda.criterion import ISDALoss
+from semaug.isda.loss import augmented_logits, isda_loss
 from semaug.isda.sources import ClassCovariance, Constant, CovNet, Source
-from semaug.isda.strength import strength
+from semaug.isda.strength import AutoStrength, strength
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
 from semaug.network.network import Composite, Network
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoStrength",
     "ClassCovariance",
     "Composite",
     "Constant",

@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 
 from semaug.cli.common import Command, command_line, with_flags
+from semaug.isda.strength import StrengthOption
 from semaug.studies.grid import Candidate, CompareConfig
 from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
@@ -24,7 +25,7 @@ Value = TypeVar("Value")
 class _Augmentation(Augmentation):
     """Settings of the augmentation that all runs share."""
 
-    strength: Annotated[float | None, tyro.conf.Suppress] = None
+    strength: Annotated[StrengthOption, tyro.conf.Suppress] = "auto"
     frozen_blocks: Annotated[int, tyro.conf.Suppress] = 0
 
 
@@ -58,8 +59,8 @@ class Compare(Command):
     model: tuple[str, ...] | None = None
     """Networks, each of which is used with every method: timm names, or torchvision/NAME. Default: resnet50; on the
     embedded birds our small network."""
-    strength: tuple[float, ...] | None = None
-    """λ0: the strengths to try, for methods that augment features. Default: that of the method (semaug train)."""
+    strength: tuple[StrengthOption, ...] = ("auto",)
+    """Strengths to try, for methods that augment features: auto, or λ0 of the paper's schedule."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds. Each also draws the validation split if the data has none."""
     weights: tuple[str, ...] = ()

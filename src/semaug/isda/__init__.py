@@ -2,10 +2,11 @@
 
 | module       | subject                                                      |
 |--------------|--------------------------------------------------------------|
-| `loss`       | augmented logits, the ISDA loss, and the loss as a module    |
+| `loss`       | augmented logits and the ISDA loss as functions              |
+| `criterion`  | the ISDA loss as a module                                    |
 | `sources`    | where Σ comes from: constant, class-wise statistics, CovNet  |
 | `covariance` | the forms of Σ: diagonal and full                            |
-| `strength`   | the schedule of λ                                            |
+| `strength`   | λ during training: the schedule, or a λ that sets itself     |
 | `quadratic`  | the quadratic form of a diagonal Σ, in chunks of classes     |
 | `head`       | the linear layer that maps features to logits                |
 | `precision`  | fp32 inside autocast, and bounds that prevent overflow       |

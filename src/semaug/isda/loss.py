@@ -1,4 +1,4 @@
-"""The ISDA loss (equations 1 to 3 of the paper): augmented logits, the loss, and the loss as a module.
+"""The ISDA loss (equations 1 to 3 of the paper): augmented logits, the loss, and its derivative along a direction.
 
 Implicit semantic data augmentation (ISDA) draws features ``a' ~ N(a_i, λΣ_i)`` around the feature ``a_i`` of each
 sample. Their mean cross-entropy, eq. 1 with infinitely many draws, has an upper bound: the ISDA loss, eq. 2,
@@ -16,15 +16,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from semaug.isda.covariance import Covariance, Diagonal
-from semaug.isda.head import Head, is_linear, weight_and_bias
-from semaug.isda.precision import LARGEST_TERM, full_precision, widened
+from semaug.isda.precision import LARGEST_TERM, check_size, full_precision, widened
 from semaug.isda.quadratic import quadratic_form
-from semaug.isda.sources import ClassCovariance
-from semaug.isda.strength import check_size
 
 Reduction = Literal["mean", "sum", "none"]
 """How the losses of the samples become one number; `"none"` leaves one loss per sample."""
@@ -70,13 +67,13 @@ def augmented_logits(
     check_inputs(features, labels, weight, bias, strength, validate=validate)
     if isinstance(covariance, Diagonal):
         return _diagonal_logits(features, labels, weight, bias, covariance.variance, strength)
-    logits = _plain_logits(features, weight, bias)
+    logits = plain_logits(features, weight, bias)
     if covariance is None:
         return logits
     return logits + (strength / 2 * covariance.quadratic(weight, labels)).clamp_max(LARGEST_TERM)
 
 
-def _plain_logits(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def plain_logits(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     with full_precision(features):
         return F.linear(widened(features), widened(weight), None if bias is None else widened(bias))
 
@@ -153,95 +150,23 @@ def isda_loss(
     """
     check_options(label_smoothing, reduction)
     check_inputs(features, labels, weight, bias, strength, validate=validate)
-    target = _target(labels, weight, label_smoothing)
+    target = target_of(labels, weight, label_smoothing)
     augmented = augmented_logits(features, target, weight, bias, covariance, strength, validate=False)
     if not target.is_floating_point():
         return F.cross_entropy(augmented, target, reduction=reduction)
-    losses = augmented.logsumexp(1) - (target * _plain_logits(features, weight, bias)).sum(1)
+    losses = augmented.logsumexp(1) - (target * plain_logits(features, weight, bias)).sum(1)
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.mean()
 
 
-def _target(labels: Tensor, weight: Tensor, smoothing: float) -> Tensor:
+def target_of(labels: Tensor, weight: Tensor, smoothing: float) -> Tensor:
     """Class indices as they are, unless they are smoothed; otherwise probabilities (N, C) in the loss's precision."""
     if not labels.is_floating_point() and smoothing == 0:
         return labels
     probabilities = labels if labels.is_floating_point() else F.one_hot(labels, weight.shape[0])
     dtype = torch.promote_types(weight.dtype, torch.float32)
     return probabilities.to(dtype) * (1 - smoothing) + smoothing / weight.shape[0]
-
-
-class ISDALoss(nn.Module):
-    """The ISDA loss with the class-wise covariance of all features seen so far: a replacement for cross-entropy.
-
-    In training mode, each call first adds the batch to the class statistics; in evaluation mode, it only reads them.
-    The statistics are part of the state dict. Inference does not change: the classifier is still ``head(features)``.
-
-    Args:
-        num_classes: Number of classes C, at least 2.
-        feature_dim: Dimension D of the features.
-        form: `"diagonal"` (variances) or `"full"` (covariance matrices, C×D×D numbers: for small D).
-        label_smoothing: Share of the uniform distribution in the target, from 0 to 1.
-        reduction: `"mean"` or `"sum"` over the samples, or `"none"`: one loss per sample.
-
-    Examples:
-        >>> import semaug, torch
-        >>> head, criterion = torch.nn.Linear(8, 3), semaug.ISDALoss(num_classes=3, feature_dim=8)
-        >>> features = torch.randn(4, 8, requires_grad=True)  # from the backbone
-        >>> loss = criterion(features, torch.tensor([0, 2, 1, 1]), head, strength=2.0)
-        >>> loss.backward()
-    """
-
-    def __init__(
-        self,
-        num_classes: int,
-        feature_dim: int,
-        form: Literal["diagonal", "full"] = "diagonal",
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-    ) -> None:
-        super().__init__()
-        check_options(label_smoothing, reduction)
-        self.covariance = ClassCovariance(num_classes, feature_dim, form)
-        self.label_smoothing = label_smoothing
-        self.reduction = reduction
-
-    def forward(self, features: Tensor, labels: Tensor, head: Head, strength: float = 1.0) -> Tensor:
-        """Compute the loss of a batch and, in training mode, add the batch to the class statistics.
-
-        Args:
-            features: Features before the head, shape (N, D) with N ≥ 1.
-            labels: Class indices, shape (N,), int64.
-            head: The linear layer from D features to C logits: `nn.Linear`, or a 1×1 convolution.
-            strength: λ, from 0 to 1e12.
-
-        Returns:
-            The loss: a scalar, or shape (N,) for the reduction `"none"`.
-
-        Raises:
-            ValueError: If an input does not fit; the statistics are then unchanged.
-        """
-        if not is_linear(head):
-            raise ValueError(f"the head must be an nn.Linear or a 1×1 convolution, not a {type(head).__name__}")
-        weight, bias = weight_and_bias(head)
-        expected = (self.covariance.num_classes, self.covariance.feature_dim)
-        if tuple(weight.shape) != expected:
-            raise ValueError(f"the head's weight must have shape {expected}, not {tuple(weight.shape)}")
-        check_inputs(features, labels, weight, bias, strength, validate=True)
-        if self.training:
-            self.covariance.update(features.detach(), labels)
-        return isda_loss(
-            features,
-            labels,
-            weight,
-            bias,
-            self.covariance(features, labels),
-            strength,
-            label_smoothing=self.label_smoothing,
-            reduction=self.reduction,
-            validate=False,
-        )
 
 
 def isda_loss_along(
@@ -268,7 +193,7 @@ def isda_loss_along(
         The directional derivative, a scalar.
     """
     d_features, d_weight, d_bias, d_variance = direction
-    target = _target(labels, weight, label_smoothing)
+    target = target_of(labels, weight, label_smoothing)
     augmented = _diagonal_logits(features, target, weight, bias, covariance.variance, strength)
     with full_precision(weight):
         features, weight = widened(features), widened(weight)
@@ -282,7 +207,7 @@ def isda_loss_along(
             d_scaled = (strength / 2 * d_variance.to(weight.dtype)).where(scaled <= bound, 0.0)
             d_augmented = d_augmented + quadratic_form(None, None, d_scaled, weight, target)
     if target.is_floating_point():
-        d_plain = by_features if d_weight is None else by_features + _plain_logits(features, d_weight, None)
+        d_plain = by_features if d_weight is None else by_features + plain_logits(features, d_weight, None)
         if d_bias is not None:
             d_plain = d_plain + widened(d_bias)
         of_target = (target * d_plain).sum(1)

@@ -35,3 +35,16 @@ def widened(tensor: Tensor) -> Tensor:
         The tensor in fp32 if it is fp16 or bf16, otherwise the tensor itself (fp64 stays fp64).
     """
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def check_size(value: float) -> None:
+    """Check that a strength is small enough for fp32.
+
+    Args:
+        value: λ.
+
+    Raises:
+        ValueError: If λ is above 1e12.
+    """
+    if value > LARGEST_STRENGTH:
+        raise ValueError(f"strength must be at most {LARGEST_STRENGTH:g}, not {value:g}")

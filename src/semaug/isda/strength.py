@@ -1,8 +1,27 @@
-"""The schedule of the augmentation strength λ."""
+"""The strength λ during training: the paper's schedule, or a strength that sets itself.
+
+The paper's λ grows with training, ``λ_t = (t/T)^α · λ0``, and λ0 has to be guessed: good values lie between 3 and 80,
+depending on network, data and length of training. :class:`AutoStrength` needs no guess. It chooses λ such that the mean
+ISDA loss follows a ramp from 0 to a share of the loss of guessing, log C.
+"""
 
 import math
+from typing import Literal
 
-from semaug.isda.precision import LARGEST_STRENGTH
+import torch
+from torch import Tensor, nn
+
+from semaug.isda.covariance import Covariance
+from semaug.isda.loss import plain_logits, target_of
+from semaug.isda.precision import LARGEST_STRENGTH, LARGEST_TERM, check_size
+from semaug.util import distributed
+
+StrengthOption = Literal["auto"] | float
+"""``"auto"``, or λ0 of the paper's schedule."""
+SHARE = 0.4
+"""The ISDA loss at the end of training as a share of log C, the loss of guessing."""
+RATE = 0.1  # share of the way to the solution that λ takes in one update
+NEWTON_STEPS = 5
 
 
 def strength(step: float, total: float, maximum: float = 10.0, power: float = 1.0) -> float:
@@ -33,14 +52,197 @@ def strength(step: float, total: float, maximum: float = 10.0, power: float = 1.
     return float((step / total) ** power * maximum)
 
 
-def check_size(value: float) -> None:
-    """Check that a strength is small enough for fp32.
+class Strength(nn.Module):
+    """λ as it changes during training: a number on the training device, which the host need not know.
+
+    Attributes:
+        value: λ, a scalar of type fp64. It is a buffer, and thus part of the state dict.
+    """
+
+    value: Tensor
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.tensor(value, dtype=torch.float64))
+
+    def set_progress(self, progress: float) -> None:
+        """Say how much of training is done.
+
+        Args:
+            progress: From 0 at the start of training to 1 at its end.
+
+        Raises:
+            ValueError: If it is outside this range.
+        """
+        raise NotImplementedError
+
+    def check_ready(self) -> None:
+        """Raise `ValueError` if λ needs to know the progress of training and does not."""
+
+    def observe(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        head: tuple[Tensor, Tensor | None],
+        covariance: Covariance,
+        share: float = 1.0,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        """See a micro-batch whose loss was computed with the present λ; by default this has no effect.
+
+        Args:
+            features: Features (N, D).
+            labels: Class indices (N,), or probabilities (N, C).
+            head: Weight (C, D) and bias (C,).
+            covariance: Σ of the samples.
+            share: Its share of the batch of all ranks.
+            label_smoothing: Label smoothing of the loss.
+        """
+
+    def update(self) -> None:
+        """Choose λ for the next batch from the micro-batches observed since the last call; by default it stays."""
+
+
+class Schedule(Strength):
+    """The paper's schedule, ``λ = progress^α · λ0``. Before the first call of :meth:`set_progress` λ is λ0.
 
     Args:
-        value: λ.
+        maximum: λ0, from 0 to 1e12.
+        power: α, at least 0.
 
     Raises:
-        ValueError: If λ is above 1e12.
+        ValueError: If an argument is out of range.
     """
-    if value > LARGEST_STRENGTH:
-        raise ValueError(f"strength must be at most {LARGEST_STRENGTH:g}, not {value:g}")
+
+    def __init__(self, maximum: float, power: float = 1.0) -> None:
+        super().__init__(strength(1, 1, maximum, power))
+        self.maximum, self.power = maximum, power
+
+    def set_progress(self, progress: float) -> None:
+        """Set λ; see :meth:`Strength.set_progress`."""
+        self.value.fill_(strength(progress, 1, self.maximum, self.power))
+
+
+class AutoStrength(Strength):
+    """A strength that sets itself: the mean ISDA loss follows a ramp, ``share · log C · progress``.
+
+    The ISDA loss of a batch grows with λ, from the cross-entropy at λ = 0, and is convex in λ. After each batch,
+    Newton's method finds the λ at which the loss of that batch would be on the ramp, and λ moves a tenth of the way
+    there. If the cross-entropy alone is above the ramp, that λ is 0: a network that does not fit its images yet is not
+    augmented. Only the logits and the terms that Σ adds to them enter, so the scale of features, head and Σ has no
+    influence. With soft labels or label smoothing the loss counts from the entropy of the label.
+
+    λ, Newton's method and the ramp stay on the training device. Ranks agree, since they sum what enters.
+
+    Args:
+        share: The loss at the end of the ramp as a share of log C, the loss of guessing among C classes.
+
+    Raises:
+        ValueError: If `share` is not positive.
+    """
+
+    progress: Tensor
+
+    def __init__(self, share: float = SHARE) -> None:
+        super().__init__(0.0)
+        if not (math.isfinite(share) and share > 0):
+            raise ValueError(f"share must be a positive number, not {share}")
+        self.share = share
+        self.register_buffer("progress", torch.tensor(math.nan, dtype=torch.float64))
+        self._batch: list[tuple[Tensor, Tensor, float]] = []
+        self._started = False
+
+    def set_progress(self, progress: float) -> None:
+        """Move along the ramp; see :meth:`Strength.set_progress`."""
+        if not 0 <= progress <= 1:
+            raise ValueError(f"progress must lie between 0 and 1, not {progress}")
+        self.progress.fill_(progress)
+        self._started = True
+
+    def check_ready(self) -> None:
+        """Check that the progress is known; see :meth:`Strength.check_ready`."""
+        if not self._started:
+            raise ValueError("strength='auto' needs set_progress(progress) before the first step, from 0 to 1")
+
+    @torch.no_grad()
+    def observe(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        head: tuple[Tensor, Tensor | None],
+        covariance: Covariance,
+        share: float = 1.0,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        """Compute logits and added terms of a micro-batch; see :meth:`Strength.observe`."""
+        target = target_of(labels, head[0], label_smoothing)
+        logits = plain_logits(features, *head)
+        added = (covariance.quadratic(head[0], target) / 2).clamp_max(LARGEST_TERM)
+        if target.is_floating_point():
+            logits = logits - (target * (logits - target.log().clamp_min(-LARGEST_TERM))).sum(1, keepdim=True)
+        else:
+            logits = logits - logits.gather(1, target[:, None])
+        self._batch.append((logits, added, share / len(labels)))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move λ towards the solution for the observed batch; see :meth:`Strength.update`."""
+        logits, added = (torch.cat(parts) for parts in list(zip(*self._batch, strict=True))[:2])
+        weights = torch.cat([torch.full_like(part[:, 0], share, dtype=torch.float64) for part, _, share in self._batch])
+        self._batch.clear()
+        goal = self.share * math.log(logits.shape[1]) * self.progress
+        solution = _solve(logits, added, weights, goal, self.value)
+        self.value.lerp_(solution.where(solution.isfinite(), self.value), RATE)
+
+
+def make_strength(value: StrengthOption, power: float = 1.0) -> Strength:
+    """Make the strength that an option describes.
+
+    Args:
+        value: λ0 of the paper's schedule, or ``"auto"``.
+        power: α of the schedule.
+
+    Returns:
+        The strength, on the CPU.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+    if isinstance(value, str):
+        if value != "auto":
+            raise ValueError(f"strength must be a number or 'auto', not {value!r}")
+        return AutoStrength()
+    return Schedule(value, power)
+
+
+def _solve(logits: Tensor, added: Tensor, weights: Tensor, goal: Tensor, start: Tensor) -> Tensor:
+    """The λ ≥ 0 at which ``Σ_i w_i logsumexp_j(l_ij + λ·t_ij)`` is the goal, or 0 if it is above the goal at λ = 0.
+
+    With one rival class per sample in place of the sum over classes, the loss is smaller and linear in λ. That gives an
+    upper bound of λ. Newton's method on a convex function approaches the solution from above.
+
+    Args:
+        logits: Logits l (N, C), less that of the true class.
+        added: What λ = 1 adds to them, t (N, C).
+        weights: Weights w (N,) of the samples; their sum over all ranks is 1.
+        goal: The value to reach, a scalar.
+        start: Where to start, a scalar.
+
+    Returns:
+        λ, a scalar; NaN if nothing is added to any logit.
+    """
+    rival = logits.masked_fill(added == 0, -math.inf).argmax(1, keepdim=True)
+    level, slope = _sums(weights, logits.gather(1, rival)[:, 0], added.gather(1, rival)[:, 0])
+    bound = ((goal - level) / slope).clamp(0, LARGEST_STRENGTH).where(slope > 0, math.nan)
+    value = torch.minimum(start, bound)
+    for _ in range(NEWTON_STEPS):
+        augmented = logits + value * added
+        losses = augmented.logsumexp(1)
+        level, slope = _sums(weights, losses, ((augmented - losses[:, None]).exp() * added).sum(1))
+        value = torch.minimum((value + (goal - level) / slope).clamp_min(0), bound)
+    return value
+
+
+def _sums(weights: Tensor, *values: Tensor) -> list[Tensor]:
+    """The weighted sums of values (N,) over the samples of all ranks, in fp64."""
+    return distributed.sum_over_ranks([torch.dot(weights, value.double()) for value in values])

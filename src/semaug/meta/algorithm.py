@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from semaug.isda.strength import Strength
 from semaug.meta.executor import Executor, Metrics
 from semaug.meta.sensitivity import Sensitivity, pseudo_step, sensitivities
 from semaug.meta.updates import HalfBatch, MetaLoss, Update
@@ -45,11 +46,17 @@ class Algorithm1:
         interval: The pseudo and meta updates run every `interval` half steps.
         detach_real: Whether Σ is a constant in the real update. The authors' code lets its gradient flow into the
             features.
-        strength: λ.
+        strength: λ during training.
     """
 
     def __init__(
-        self, executor: Executor, optimizer: Optimizer, order: Order, interval: int, detach_real: bool, strength: float
+        self,
+        executor: Executor,
+        optimizer: Optimizer,
+        order: Order,
+        interval: int,
+        detach_real: bool,
+        strength: Strength,
     ) -> None:
         self.executor, self.optimizer = executor, optimizer
         self.order, self.interval, self.detach_real, self.strength = order, interval, detach_real, strength
@@ -103,11 +110,11 @@ class Algorithm1:
             The point ``θ̃_f``, by name, and the update with its sensitivity.
         """
         late = self.executor.late_parameters()
-        gradients, clipping = self.executor.train_gradients(batch, self.strength)
+        gradients, clipping = self.executor.train_gradients(batch, self.strength.value)
         steps = pseudo_step(self.optimizer, list(late.values()), gradients)
         point = {name: value for name, (value, _) in zip(late, steps, strict=True)}
         slopes = {name: clipping * slope for name, (_, slope) in zip(late, steps, strict=True)}
-        return point, Update(batch, dict(late), slopes, self.strength, self.executor.precision)
+        return point, Update(batch, dict(late), slopes, self.strength.value, self.executor.precision)
 
     def meta_update(self, update: Update, meta_loss: MetaLoss, detach: bool) -> Metrics:
         """Step 2: one step on θ_g along the gradient of the meta loss through an update of f.
@@ -133,14 +140,15 @@ class Algorithm1:
         Returns:
             The diagnostics of L_train, f and Σ.
         """
+        strength = self.strength.value.clone()  # λ of this update: the backward pass also chooses the next one
         metrics, clipping = self.executor.real_backward(batch, self.strength, self.detach_real)
         if self.order == "pipelined" and self.is_differentiated():
-            self.last_real = self._differentiable(batch, clipping)
+            self.last_real = self._differentiable(batch, clipping, strength)
         if not self.executor.step_network():  # fp16 overflowed and the step was skipped
             self.last_real = None
         return metrics
 
-    def _differentiable(self, batch: HalfBatch, clipping: Tensor | float) -> Update:
+    def _differentiable(self, batch: HalfBatch, clipping: Tensor | float, strength: Tensor) -> Update:
         """The real update that is about to happen, with copies of what it will overwrite."""
         late = self.executor.late_parameters()
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in late.values()]
@@ -149,7 +157,7 @@ class Algorithm1:
             batch,
             {name: parameter.detach().clone() for name, parameter in late.items()},
             {name: clipping * slope for name, slope in zip(late, slopes, strict=True)},
-            self.strength,
+            strength,
             self.executor.precision,
         )
 
@@ -159,7 +167,7 @@ class JointTraining(Algorithm1):
 
     def half_step(self, batch: HalfBatch, meta_batch: HalfBatch) -> Metrics:
         """Take one step on θ_f and one on θ_g, both on L_train."""
-        gradients = self.executor.joint_source_gradients(batch, self.strength)
+        gradients = self.executor.joint_source_gradients(batch, self.strength.value)
         metrics = self.real_update(batch)
         self.executor.apply_source_gradients(gradients)
         self.half_steps += 1

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from semaug.isda.loss import isda_loss
 from semaug.isda.precision import widened
 from semaug.isda.sources import Source
+from semaug.isda.strength import Strength
 from semaug.meta.diagnostics import Diagnostics, Metrics
 from semaug.meta.gradient import Engine, meta_gradient
 from semaug.meta.losses import meta_loss, train_loss, train_loss_along
@@ -115,7 +116,7 @@ class Executor:
 
     # -- gradients of f -----------------------------------------------------------------------------------------------
 
-    def train_gradients(self, batch: HalfBatch, strength: float) -> tuple[list[Tensor], Tensor | float]:
+    def train_gradients(self, batch: HalfBatch, strength: Tensor) -> tuple[list[Tensor], Tensor | float]:
         """The gradient of L_train in the late parameters, with Σ a constant in the features."""
         gradients, _ = self._gradients(
             batch, self._detached_train_loss(strength), list(self.late_parameters().values()), self.local
@@ -148,12 +149,12 @@ class Executor:
         gradients = self._reduced(total or [], self.local)
         return MetaLoss(value, dict(zip(point, gradients, strict=True)), batch[0].weight if self.local else None)
 
-    def real_backward(self, batch: HalfBatch, strength: float, detach: bool) -> tuple[Metrics, Tensor | float]:
-        """Write the gradient of L_train, with the present θ_g, into the parameters' ``.grad``.
+    def real_backward(self, batch: HalfBatch, strength: Strength, detach: bool) -> tuple[Metrics, Tensor | float]:
+        """Write the gradient of L_train, with the present θ_g, into the parameters' ``.grad``, and choose the next λ.
 
         Args:
             batch: The half batch X.
-            strength: λ.
+            strength: λ during training.
             detach: Whether Σ is a constant in the features.
 
         Returns:
@@ -170,12 +171,13 @@ class Executor:
                 part.tape.late.release_outputs()  # the backward pass frees them
             covariance = self.source(widened(features.detach() if detach else features), part.labels)
             loss = isda_loss(
-                features, part.labels, weight, bias, covariance, strength,
+                features, part.labels, weight, bias, covariance, strength.value,
                 label_smoothing=self.label_smoothing, validate=False,
             )  # fmt: skip
             share = part.share * part.weight
             self.mixed.scaled(share * _with_rest(part, loss)).backward(inputs=trained)
             part.features = widened(features.detach())
+            strength.observe(part.features, part.labels, (weight, bias), covariance, share, self.label_smoothing)
             means = self.diagnostics.means(
                 part.features, part.labels, (weight, bias), loss.detach(), covariance, self.label_smoothing
             )
@@ -183,6 +185,7 @@ class Executor:
                 means["rest_loss"] = part.tape.rest.detach()
                 part.tape.rest = None
             sums = {name: share * value.double() + sums.get(name, 0) for name, value in means.items()}
+        strength.update()
         distributed.sum_gradients_(trained)
         self.mixed.unscale_(self.optimizer)
         clipping = self._clip_([parameter.grad for parameter in trained if parameter.grad is not None])
@@ -241,7 +244,7 @@ class Executor:
         self.mixed.step(self.meta_optimizer)
         return {"meta_loss": value, "meta_gradient_norm": norm}
 
-    def joint_source_gradients(self, batch: HalfBatch, strength: float) -> list[Tensor]:
+    def joint_source_gradients(self, batch: HalfBatch, strength: Tensor) -> list[Tensor]:
         """The gradient of L_train itself in θ_g, for joint training."""
         if not self.learns_source:
             return []
@@ -254,7 +257,7 @@ class Executor:
         if self.meta_optimizer is not None:
             self.meta_optimizer.step()
 
-    def _detached_train_loss(self, strength: float) -> Callable[[MicroBatch, Tensor], Tensor]:
+    def _detached_train_loss(self, strength: Tensor) -> Callable[[MicroBatch, Tensor], Tensor]:
         """L_train of a micro-batch with Σ a constant in the features."""
 
         def loss(part: MicroBatch, features: Tensor) -> Tensor:

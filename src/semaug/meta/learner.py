@@ -10,7 +10,7 @@ from torch.optim import SGD, Optimizer
 
 from semaug.isda.loss import check_labels
 from semaug.isda.sources import CovNet, Source
-from semaug.isda.strength import strength as strength_at
+from semaug.isda.strength import StrengthOption, make_strength
 from semaug.meta.algorithm import Algorithm1, JointTraining, Order
 from semaug.meta.diagnostics import Metrics
 from semaug.meta.executor import Executor, PseudoUpdate
@@ -35,8 +35,8 @@ class LearnableAugmentation:
         optimizer: A torch optimiser of the model's parameters.
         source: Where Σ comes from. Default: the paper's :class:`~semaug.CovNet`.
         meta_optimizer: An optimiser of the source's parameters. Default: SGD with learning rate 0.001, as in the paper.
-        strength: λ0, the strength at the end of training, at least 0.
-        strength_power: α: :meth:`set_progress` sets λ to ``progress^α · λ0``.
+        strength: ``"auto"``: λ sets itself (:class:`~semaug.AutoStrength`). A number: λ0 of the paper's schedule.
+        strength_power: α of that schedule: :meth:`set_progress` sets λ to ``progress^α · λ0``.
         frozen_blocks: Freeze the stem and the first N blocks in the pseudo update (the paper: 10 for ResNet-50). 0
             freezes nothing.
         interval: Run the meta loop every N half steps.
@@ -61,8 +61,8 @@ class LearnableAugmentation:
     >>> import torch, semaug
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> learner = semaug.LearnableAugmentation(model, optimizer, strength=10.0)
-    >>> learner.set_progress(0.5)  # once per epoch: epoch / epochs
+    >>> learner = semaug.LearnableAugmentation(model, optimizer)
+    >>> learner.set_progress(0.5)  # before each step: the share of training that is done
     >>> metrics = learner.step(torch.randn(6, 3, 2, 2), torch.tensor([0, 1, 2, 0, 1, 2]))
     >>> sorted(metrics)[:2]
     ['accuracy', 'augmentation_share']
@@ -77,7 +77,7 @@ class LearnableAugmentation:
         source: Source | None = None,
         meta_optimizer: Optimizer | None = None,
         *,
-        strength: float = 10.0,
+        strength: StrengthOption = "auto",
         strength_power: float = 1.0,
         frozen_blocks: int = 0,
         interval: int = 1,
@@ -110,7 +110,6 @@ class LearnableAugmentation:
             distributed.broadcast_([*module.parameters(), *module.buffers()])
         learned = [parameter for parameter in self.source.parameters() if parameter.requires_grad]
         self.meta_optimizer = meta_optimizer or (SGD(learned, lr=0.001) if learned else None)
-        self.max_strength, self.strength_power = strength, strength_power
         self.executor = Executor(
             self.network,
             self.source,
@@ -124,13 +123,13 @@ class LearnableAugmentation:
             mixed=MixedPrecision(self.network.head.weight.device.type, autocast, scaler),
             check_values=check_values,
         )
-        initial = strength_at(1, 1, strength, strength_power)
-        self.algorithm = self._algorithm(self.executor, optimizer, order, interval, detach_real, initial)
+        self._strength = make_strength(strength, strength_power).to(self.network.head.weight.device)
+        self.algorithm = self._algorithm(self.executor, optimizer, order, interval, detach_real, self._strength)
 
     @property
     def strength(self) -> float:
-        """The present λ."""
-        return self.algorithm.strength
+        """The present λ. To read it, the host waits for the device."""
+        return float(self._strength.value)
 
     @property
     def half_steps(self) -> int:
@@ -152,15 +151,16 @@ class LearnableAugmentation:
         self.executor.passes.check_values = value
 
     def set_progress(self, progress: float) -> None:
-        """Set λ to ``progress^strength_power · λ0``. Without a call λ stays at λ0.
+        """Say how much of training is done; λ follows. ``strength="auto"`` needs it before the first step.
 
         Args:
-            progress: From 0 at the start of training to 1 at its end; usually ``epoch / epochs``.
+            progress: From 0 at the start of training to 1 at its end. With ``"auto"`` call it before each step; the
+                paper's schedule takes ``epoch / epochs``, and without a call λ stays at λ0.
 
         Raises:
             ValueError: If it is outside this range.
         """
-        self.algorithm.strength = strength_at(progress, 1, self.max_strength, self.strength_power)
+        self._strength.set_progress(progress)
 
     def step(self, images: Tensor, labels: Tensor) -> Metrics:
         """Take two half steps on a batch: each half is the meta batch of the other one.
@@ -195,6 +195,7 @@ class LearnableAugmentation:
             raise ValueError(f"a batch is cut in two halves and needs at least 2 images, not {count}; use drop_last")
         if labels.shape[0] != count:
             raise ValueError(f"{count} images came with {labels.shape[0]} labels")
+        self._strength.check_ready()
         if self.executor.passes.check_values:
             check_labels(labels, self.network.num_classes)
 
@@ -208,7 +209,7 @@ class LearnableAugmentation:
             "source": self.source.state_dict(),
             "meta_optimizer": None if self.meta_optimizer is None else self.meta_optimizer.state_dict(),
             "half_steps": self.half_steps,
-            "strength": self.strength,
+            "strength": self._strength.state_dict(),
             "initial": self.executor.diagnostics.initial,
             "last_real": update_to_state(self.algorithm.last_real),
         }
@@ -223,7 +224,8 @@ class LearnableAugmentation:
         if self.meta_optimizer is not None:
             self.meta_optimizer.load_state_dict(state["meta_optimizer"])
         device = self.network.head.weight.device
-        self.algorithm.half_steps, self.algorithm.strength = state["half_steps"], state["strength"]
+        self._strength.load_state_dict(state["strength"])
+        self.algorithm.half_steps = state["half_steps"]
         self.algorithm.last_real = update_from_state(state["last_real"], device)
         self.executor.diagnostics.initial = [value.to(device) for value in state["initial"]]
 
@@ -238,7 +240,8 @@ class JointAugmentation(LearnableAugmentation):
 
     >>> import torch, semaug
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-    >>> learner = semaug.JointAugmentation(model, torch.optim.SGD(model.parameters(), lr=0.1), strength=10.0)
+    >>> learner = semaug.JointAugmentation(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    >>> learner.set_progress(0.0)
     >>> "meta_loss" in learner.step(torch.randn(6, 3, 2, 2), torch.tensor([0, 1, 2, 0, 1, 2]))
     False
     """

@@ -20,7 +20,7 @@ there is no closed form."""
 
 
 def train_loss(
-    source: Source, labels: Tensor, strength: float, source_input: Tensor | None, label_smoothing: float
+    source: Source, labels: Tensor, strength: float | Tensor, source_input: Tensor | None, label_smoothing: float
 ) -> HeadLoss:
     """L_train, the ISDA loss with Σ from a source.
 
@@ -47,7 +47,7 @@ def train_loss(
 def train_loss_along(
     source: Source,
     labels: Tensor,
-    strength: float,
+    strength: float | Tensor,
     features: Tensor,
     head: tuple[Tensor, Tensor | None],
     detach: bool,

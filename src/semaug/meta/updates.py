@@ -55,7 +55,7 @@ class Update:
     batch: HalfBatch
     parameters: dict[str, Tensor]
     sensitivity: dict[str, Sensitivity]
-    strength: float
+    strength: Tensor
     precision: torch.dtype | None
 
 

@@ -60,7 +60,7 @@ class ArmResult:
         return [
             self.arm.network,
             self.arm.candidate.name,
-            "" if self.arm.strength is None else f"{self.arm.strength:g}",
+            self.arm.strength_text,
             "none" if mean is None else with_error(f"{mean:.1f}", deviation),
             str(len(self.runs)),
             "baseline" if self.is_baseline else against,
@@ -138,9 +138,9 @@ class Comparison:
         tested = sum(result.difference is not None and result.difference.p is not None for result in self.results)
         if tested > 1:
             lines.append(f"{tested} differences were tested, and p is not corrected for that.")
-        if len(config.strength or ()) > 1:
+        if len(config.strength) > 1:
             lines.append(
-                f"{len(config.strength or ())} strengths were tried. The best is chosen on the images that it is "
+                f"{len(config.strength)} strengths were tried. The best is chosen on the images that it is "
                 "measured on, so its accuracy is optimistic."
             )
         different, plan = [], config.runs()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from semaug.data.readers import KNOWN
+from semaug.isda.strength import StrengthOption
 from semaug.studies.scales import stem
 from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, required
@@ -69,12 +70,19 @@ class Arm:
 
     network: str
     candidate: Candidate
-    strength: float | None
+    strength: StrengthOption | None
+
+    @property
+    def strength_text(self) -> str:
+        """The strength, for tables; empty if there is none."""
+        if self.strength is None:
+            return ""
+        return self.strength if isinstance(self.strength, str) else f"{self.strength:g}"
 
     @property
     def title(self) -> str:
         """Method, settings and strength, for sentences."""
-        return self.candidate.name if self.strength is None else f"{self.candidate.name} (λ0 {self.strength:g})"
+        return f"{self.candidate.name} (λ0 {self.strength_text})" if self.strength_text else self.candidate.name
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class CompareConfig:
     Args:
         method: The methods. The first is the baseline.
         model: The networks; None for the default network of the data.
-        strength: Strengths λ0 to try, by methods that augment features; None for each method's default.
+        strength: Strengths to try, by methods that augment features: λ0, or "auto".
         seeds: Seeds. A seed also draws the validation split if the data has none.
         weights: Files of weights to start from, by network; others use the shared setting.
         frozen_blocks: Frozen blocks by network; others use the shared setting.
@@ -96,7 +104,7 @@ class CompareConfig:
 
     method: tuple[Candidate, ...] = tuple(map(Candidate, ("basic", "constant", "isda", "learnable")))
     model: tuple[str, ...] | None = None
-    strength: tuple[float, ...] | None = None
+    strength: tuple[StrengthOption, ...] = ("auto",)
     seeds: tuple[int, ...] = (0, 1, 2)
     weights: Mapping[str, Path] = field(default_factory=dict)
     frozen_blocks: Mapping[str, int] = field(default_factory=dict)
@@ -123,7 +131,6 @@ class CompareConfig:
             SettingError: A list is empty or has a value twice, or a value is out of range.
         """
         names = tuple(candidate.name for candidate in self.method)
-        lists: dict[str, tuple[Any, ...] | None]
         lists = {"method": names, "model": self.model, "strength": self.strength, "seeds": self.seeds}
         for setting, values in lists.items():
             if values == ():
@@ -133,10 +140,10 @@ class CompareConfig:
                     raise SettingError(f"`{setting}` lists {value} twice")
         for candidate in self.method:
             candidate.check()
-        if self.strength and not any(METHODS[candidate.method].augments for candidate in self.method):
+        if self.strength != ("auto",) and not any(METHODS[candidate.method].augments for candidate in self.method):
             raise SettingError(f"`strength` is for methods that augment features; {', '.join(names)} do not")
-        for strength in self.strength or ():
-            if not 0 <= strength < float("inf"):
+        for strength in self.strength:
+            if not isinstance(strength, str) and not 0 <= strength < float("inf"):
                 raise SettingError(f"`strength` must be at least 0, not {strength:g}")
         if self.jobs is not None and self.jobs < 1:
             raise SettingError(f"`jobs` must be at least 1, not {self.jobs}")
@@ -155,9 +162,8 @@ class CompareConfig:
         """Iterate over networks × methods × strengths; a method without Σ has one arm for each network."""
         for network in self.networks:
             for candidate in self.method:
-                default = TrainConfig(data=self.data, method=candidate.method).resolve().augmentation.strength
                 own = candidate.settings.get("strength")
-                strengths = (self.strength or (default,)) if own is None else (own,)
+                strengths = self.strength if own is None else (own,)
                 for strength in strengths if METHODS[candidate.method].augments else (None,):
                     yield Arm(network, candidate, strength)
 
@@ -167,7 +173,7 @@ class CompareConfig:
         weights = self.weights.get(arm.network, shared.weights)
         augmentation = replace(
             shared.augmentation,
-            strength=arm.strength,
+            strength=0.0 if arm.strength is None else arm.strength,
             frozen_blocks=self.frozen_blocks.get(arm.network, shared.augmentation.frozen_blocks),
         )
         config = replace(
@@ -180,7 +186,7 @@ class CompareConfig:
             seed=seed,
         )
         config = arm.candidate.apply(config).resolve()
-        strength = () if arm.strength is None else (f"{arm.strength:g}",)
+        strength = (arm.strength_text,) if arm.strength_text else ()
         name = stem((Path(self.data).stem, arm.network, method, *strength), config, self.data)
         return replace(config, output=self.output / "runs" / f"{name}-s{seed}")
 

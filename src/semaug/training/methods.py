@@ -14,6 +14,7 @@ from torch.optim import SGD, Adam, Optimizer
 from semaug import p2p
 from semaug.data.augmentation import IMAGE_TRANSFORMS, PLAIN, ImageTransforms
 from semaug.isda.sources import ClassCovariance, Constant, CovNet, Source
+from semaug.isda.strength import StrengthOption
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
 from semaug.network.network import Network
 
@@ -22,11 +23,11 @@ from semaug.network.network import Network
 class Augmentation:
     """Settings of the semantic augmentation, used by the methods that have a Σ."""
 
-    strength: float | None = None
-    """λ0, the strength of augmentation at the end of training. Default: 20 for isda; for the other methods the paper's
-    10, or 5 on P2P-Net; 3 on the embedded birds, where the network is trained from scratch."""
+    strength: StrengthOption = "auto"
+    """Strength λ of augmentation. auto: λ sets itself, such that the training loss follows a ramp. A number: λ0 of the
+    paper's schedule, the strength at the end of training (the paper: 10)."""
     strength_power: float = 1.0
-    """α: λ grows as (epoch / epochs)^α · λ0."""
+    """α of the paper's schedule: λ grows as (epoch / epochs)^α · λ0."""
     constant: float = 0.5
     """Variance of the method `constant`."""
     width: int | None = None
@@ -98,9 +99,10 @@ class Method:
         return self.source is not None
 
     def resolve(self, settings: Augmentation) -> Augmentation:
-        """Fill in this method's default `strength` and `interval` where the settings have None."""
-        defaults = {"strength": self.defaults.get("strength", 10.0), "interval": self.defaults.get("interval", 1)}
-        return replace(settings, **{k: v for k, v in defaults.items() if getattr(settings, k) is None})
+        """Fill in this method's default `interval` if the settings have None."""
+        if settings.interval is not None:
+            return settings
+        return replace(settings, interval=self.defaults.get("interval", 1))
 
     def relevant(self, settings: Augmentation) -> Augmentation:
         """Reset the settings that this method does not use, so that they do not identify a run."""
@@ -132,7 +134,7 @@ _BASE_METHODS = (
     Method("constant", "constant Σ (control)", "Σ is a constant: the control experiment",
            source=_constant, options=(*_STRENGTH, "constant")),
     Method("isda", "ISDA", "Σ is the running covariance of the sample's class",
-           source=_classwise, options=_STRENGTH, defaults={"strength": 20.0}),
+           source=_classwise, options=_STRENGTH),
     Method("joint", "CovNet, joint", "CovNet trained by the same loss as the network: the ablation that collapses",
            source=_covnet, options=_COVNET, learner=JointAugmentation),
     Method("learnable", "learnable", "CovNet trained by the meta loop: the paper's method",
@@ -149,7 +151,7 @@ def _on_p2p(base: Method) -> Method:
         summary=f"P2P-Net on the network; {base.summary}",
         composite="p2p",
         base=base.name,
-        defaults={"strength": 5.0, "interval": 10, "epochs": 300, "lr": 0.002, "weight_decay": 5e-4},
+        defaults={"interval": 10, "epochs": 300, "lr": 0.002, "weight_decay": 5e-4},
         width_divisor=2,
     )
 
@@ -230,7 +232,7 @@ def make_learner(
         optimizer,
         source,
         meta_optimizer,
-        strength=(settings.strength or 0.0) if row.augments else 0.0,
+        strength=settings.strength if row.augments else 0.0,
         sync_batch_norm=sync_batch_norm,
         **{name: getattr(settings, name) for name in passed_on},
         **options,

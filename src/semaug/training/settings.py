@@ -142,10 +142,7 @@ class TrainConfig:
             "output": Path("runs") / name,
         }
         missing = {key: value for key, value in defaults.items() if getattr(self, key) is None}
-        augmentation = self.augmentation
-        if embedded and method.composite is None and augmentation.strength is None:
-            augmentation = replace(augmentation, strength=3.0)  # features of a network from scratch spread more
-        config = replace(self, augmentation=method.resolve(augmentation), **missing)
+        config = replace(self, augmentation=method.resolve(self.augmentation), **missing)
         config._check()
         return config
 

@@ -128,6 +128,7 @@ class Trainer:
     def __post_init__(self) -> None:
         config, data = self.config, self.data
         self._epochs, self._batch_size = required(config.epochs), required(config.batch_size)
+        self._auto = config.augmentation.strength == "auto"
         self._loader = PixelLoader(config.preprocessing, self.optimization.device, config.workers)
         transforms = METHODS[config.method].images(len(data.classes))
         self._batches = Batches(data.train, data.splits["train"], transforms, config, self._loader)
@@ -192,10 +193,12 @@ class Trainer:
     ) -> list[dict[str, float]]:
         """Take the steps up to `end`, or until asked to stop; returns their metrics."""
         epoch, started, metrics = self.state.epoch, time.perf_counter(), []
-        self.optimization.learner.set_progress(epoch / self._epochs)
+        learner, steps = self.optimization.learner, self._batches.steps
         self.optimization.model.train()
         for step in range(within.step, end):
-            within.lr = self.optimization.set_learning_rates(epoch + step / self._batches.steps)
+            # The paper's λ is constant within an epoch.
+            learner.set_progress((epoch + (step / steps if self._auto else 0)) / self._epochs)
+            within.lr = self.optimization.set_learning_rates(epoch + step / steps)
             images, labels, within.generator = next(inputs)
             metrics.append(self.optimization.step(images, labels))
             if self._signal() is not None:
