@@ -114,7 +114,7 @@ def try_out(model: nn.Module) -> int:
     for order, interval in (("paper", 2), ("pipelined", 1)):  # one meta update each
         network = semaug.Network(model, count // 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-        learner = semaug.LearnableAugmentation(network, optimizer, order=order, interval=interval)
+        learner = semaug.LearnableAugmentation(network, optimizer, order=order, interval=interval, strength=10.0)
         metrics = learner.step(images, labels)
         assert all(value.isfinite() for value in metrics.values()), metrics
         assert metrics["meta_gradient_norm"] > 0

@@ -164,7 +164,7 @@ def half_steps(order: Order, marks: tuple[int, ...]) -> list[tuple[int, int]]:
     torch.manual_seed(0)
     model = TinyNet(classes=10, width=16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    learner = LearnableAugmentation(model, optimizer, order=order, frozen_blocks=1)
+    learner = LearnableAugmentation(model, optimizer, order=order, frozen_blocks=1, strength=10.0)
     marked = []
     for done in range(2, marks[-1] + 1, 2):
         learner.step(torch.randn(16, 3, 32, 32), torch.randint(10, (16,)))

@@ -53,7 +53,7 @@ def test_loss_uses_the_statistics_of_all_batches_so_far_including_the_current_on
 @forms
 def test_statistics_change_in_training_and_not_in_evaluation(form):
     criterion, head = ISDALoss(CLASSES, DIM, form).double(), linear()
-    criterion(*batch(0), head)
+    criterion(*batch(0), head, 1.0)
     before = {name: tensor.clone() for name, tensor in criterion.state_dict().items()}
     features, labels = batch(1)
     result = criterion.eval()(features, labels, head, 2.0)
@@ -61,7 +61,8 @@ def test_statistics_change_in_training_and_not_in_evaluation(form):
     expected = expected_losses(form, [batch(0)], features, labels, head, 2.0).mean()
     assert result.item() == pytest.approx(expected, rel=1e-10)
     criterion.train()(features, labels, head, 2.0)
-    assert not any(torch.equal(tensor, before[name]) for name, tensor in criterion.state_dict().items())
+    statistics = criterion.covariance.state_dict(prefix="covariance.")
+    assert not any(torch.equal(tensor, before[name]) for name, tensor in statistics.items())
 
 
 def test_loss_without_statistics_is_the_cross_entropy():
@@ -74,10 +75,11 @@ def test_loss_without_statistics_is_the_cross_entropy():
 @forms
 def test_state_dict_contains_the_statistics(form):
     criterion, head = ISDALoss(CLASSES, DIM, form).double(), linear()
-    criterion(*batch(0), head)
+    criterion(*batch(0), head, 1.0)
     restored = ISDALoss(CLASSES, DIM, form).double()
     restored.load_state_dict(criterion.state_dict())
-    assert set(criterion.state_dict()) == {"covariance.count", "covariance.mean", "covariance.deviation"}
+    statistics = {"covariance.count", "covariance.mean", "covariance.deviation"}
+    assert set(criterion.state_dict()) == statistics | {"strength.value", "strength.progress"}
     assert torch.equal(restored(*batch(1), head, 2.0), criterion(*batch(1), head, 2.0))
     assert not torch.equal(restored(*batch(1), head, 2.0), ISDALoss(CLASSES, DIM, form).double()(*batch(1), head, 2.0))
 
@@ -86,7 +88,7 @@ def test_gradients_flow_to_features_and_head_but_not_through_the_statistics():
     criterion, head = ISDALoss(CLASSES, DIM).double(), linear()
     features, labels = batch(0)
     features.requires_grad_()
-    criterion(features, labels, head).backward()
+    criterion(features, labels, head, 1.0).backward()
     # The added term does not depend on the features, so their gradient is that of the softmax of augmented logits.
     variance = criterion.covariance.covariance()[labels]
     difference = head.weight[None] - head.weight[labels][:, None]
@@ -100,7 +102,7 @@ def test_head_without_bias():
     criterion, head = ISDALoss(CLASSES, DIM).double().eval(), nn.Linear(DIM, CLASSES, bias=False).double()
     features, labels = batch(0)
     expected = F.cross_entropy(features @ head.weight.T, labels)
-    torch.testing.assert_close(criterion(features, labels, head), expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(criterion(features, labels, head, 1.0), expected, rtol=1e-13, atol=0)
 
 
 @forms
@@ -151,7 +153,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_inputs_raise_a_clear_error_and_leave_the_statistics_unchanged(case, training):
     criterion, head = ISDALoss(CLASSES, DIM).double(), linear()
-    criterion(*batch(0), head)
+    criterion(*batch(0), head, 1.0)
     before = {name: tensor.clone() for name, tensor in criterion.state_dict().items()}
     change, message = WRONG[case]
     features, labels, strength = change(*batch(1))
@@ -170,5 +172,5 @@ def test_options_and_head_are_checked_before_the_statistics_change():
         ISDALoss(3, 4, reduction="avg")
     criterion = ISDALoss(3, 4)
     with pytest.raises(ValueError, match=r"weight must have shape \(3, 4\), not \(5, 4\)"):
-        criterion(torch.randn(2, 4), torch.tensor([0, 1]), torch.nn.Linear(4, 5))
+        criterion(torch.randn(2, 4), torch.tensor([0, 1]), torch.nn.Linear(4, 5), 1.0)
     assert not criterion.covariance.count.any()

@@ -86,7 +86,9 @@ def test_transformers_with_fused_attention_agree_between_engines() -> None:
     for engine in ("jvp", "double_backward"):
         torch.manual_seed(0)
         model = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=7).cuda()
-        one = semaug.LearnableAugmentation(model, torch.optim.AdamW(model.parameters(), lr=1e-3), engine=engine)
+        one = semaug.LearnableAugmentation(
+            model, torch.optim.AdamW(model.parameters(), lr=1e-3), engine=engine, strength=10.0
+        )
         torch.manual_seed(1)
         images, labels = batch()
         one.step(images.contiguous(), labels)

@@ -203,7 +203,7 @@ def test_only_double_backward_has_a_second_order_graph_through_the_backbone(
     Watched.second_order = False
     model, covnet = WatchedNet().double(), semaug.CovNet(6).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learner = semaug.LearnableAugmentation(model, optimizer, covnet, order=order, engine=engine)
+    learner = semaug.LearnableAugmentation(model, optimizer, covnet, order=order, engine=engine, strength=10.0)
     assert "meta_loss" in learner.step(*batches(1)[0])
     assert Watched.second_order == second_order
 
@@ -230,7 +230,7 @@ def test_operator_without_forward_formula_falls_back_with_a_warning_that_names_i
         torch.manual_seed(0)
         model, covnet = SineNet().double(), semaug.CovNet(6).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        learner = semaug.LearnableAugmentation(model, optimizer, covnet, engine=engine)
+        learner = semaug.LearnableAugmentation(model, optimizer, covnet, engine=engine, strength=10.0)
         if engine == "jvp":
             with pytest.warns(UserWarning, match="NoForwardFormula has no forward-mode formula"):
                 learner.step(*batches(1)[0])
@@ -408,6 +408,7 @@ def test_mixed_precision_stays_close_to_full_precision(order: str, dtype: torch.
             order=order,
             autocast=autocast,
             scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10) if autocast == torch.float16 else None,
+            strength=10.0,
         )
         start = torch.cat([p.detach().flatten().clone() for p in covnet.parameters()])
         for images, labels in batches(3):
@@ -422,7 +423,7 @@ def test_an_overflow_in_fp16_leaves_the_step_out() -> None:
     model, covnet = TinyNet(drop=0.0), semaug.CovNet(6)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     learner = semaug.LearnableAugmentation(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), covnet, autocast=torch.float16, scaler=scaler
+        model, torch.optim.SGD(model.parameters(), lr=0.1), covnet, autocast=torch.float16, scaler=scaler, strength=10.0
     )
     before = copy.deepcopy([*model.parameters(), *covnet.parameters()])
     images, labels = batches(1)[0]
@@ -494,7 +495,9 @@ def test_a_network_with_another_number_of_frozen_blocks_is_refused() -> None:
     model = TinyNet()
     network = Network(model, frozen_blocks=1, blocks=TINY_BLOCKS)
     with pytest.raises(ValueError, match="has 1 frozen blocks, not 2"):
-        semaug.LearnableAugmentation(network, torch.optim.SGD(model.parameters(), lr=0.1), frozen_blocks=2)
+        semaug.LearnableAugmentation(
+            network, torch.optim.SGD(model.parameters(), lr=0.1), frozen_blocks=2, strength=10.0
+        )
 
 
 class Dense(nn.Sequential):
@@ -513,7 +516,7 @@ def test_autocast_around_the_step_is_as_good_as_the_option(order: Any) -> None:
         model = Dense()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         learner = semaug.LearnableAugmentation(
-            model, optimizer, order=order, frozen_blocks=1, autocast=None if around else torch.bfloat16
+            model, optimizer, order=order, frozen_blocks=1, autocast=None if around else torch.bfloat16, strength=10.0
         )
         for _ in range(3):
             with torch.autocast("cpu", torch.bfloat16, enabled=around):
@@ -538,7 +541,9 @@ def test_the_second_half_step_sees_the_weights_of_the_first_in_half_precision(or
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         if clear:
             optimizer.register_step_post_hook(lambda *_: torch.clear_autocast_cache())
-        learner = semaug.LearnableAugmentation(model, optimizer, source(), order=order, autocast=torch.bfloat16)
+        learner = semaug.LearnableAugmentation(
+            model, optimizer, source(), order=order, autocast=torch.bfloat16, strength=10.0
+        )
         learner.step(images, labels)
         states.append(model.state_dict())
     torch.testing.assert_close(*states, rtol=0, atol=0)
@@ -553,7 +558,9 @@ def test_precision_may_change_in_the_middle_of_a_pipelined_run(changes: tuple[bo
         torch.manual_seed(0)
         model = Dense()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        learner = semaug.LearnableAugmentation(model, optimizer, order="pipelined", frozen_blocks=1, engine=engine)
+        learner = semaug.LearnableAugmentation(
+            model, optimizer, order="pipelined", frozen_blocks=1, engine=engine, strength=10.0
+        )
         for half_precision in steps:
             if learner.half_steps:  # what is kept of the last half step goes through a file, its precision too
                 torch.save(learner.state_dict(), tmp_path / "state.pt")

@@ -259,11 +259,11 @@ def test_a_1x1_convolution_is_a_linear_head(order: Any, engine: Any) -> None:
     covnet, losses = semaug.CovNet(6).double(), []
     for model in (linear, convolution):
         features = Network(model).features(images)
-        losses.append(semaug.ISDALoss(4, 6).double()(features, labels, model.fc))
+        losses.append(semaug.ISDALoss(4, 6).double()(features, labels, model.fc, 1.0))
         sgd = torch.optim.SGD(model.parameters(), lr=0.5)
         source = copy.deepcopy(covnet)
         meta = torch.optim.SGD(source.parameters(), lr=5.0)
-        learner = semaug.LearnableAugmentation(model, sgd, source, meta, order=order, engine=engine)
+        learner = semaug.LearnableAugmentation(model, sgd, source, meta, order=order, engine=engine, strength=10.0)
         losses += [learner.step(images, labels)["train_loss"] for _ in range(4)]
         assert (
             max(
@@ -306,7 +306,9 @@ def test_attributes_of_frozen_modules_and_shared_modules(order: Any) -> None:
     model = Grid().double()
     network = Network(model, 2, blocks=["patch", "blocks.0", "blocks.1"])
     images, labels = torch.randn(6, 3, 2, 2, dtype=torch.float64), torch.arange(6) % 3
-    learner = semaug.LearnableAugmentation(network, torch.optim.SGD(model.parameters(), lr=0.1), order=order)
+    learner = semaug.LearnableAugmentation(
+        network, torch.optim.SGD(model.parameters(), lr=0.1), order=order, strength=10.0
+    )
     learner.source.double()
     learner.step(images, labels)
     features, tape = network.forward(images, record=True)

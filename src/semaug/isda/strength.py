@@ -139,6 +139,17 @@ class AutoStrength(Strength):
 
     Raises:
         ValueError: If `share` is not positive.
+
+    Examples:
+        >>> import semaug, torch
+        >>> strength, head = semaug.AutoStrength(), (torch.eye(2), None)
+        >>> strength.set_progress(1.0)  # the end of training
+        >>> features, labels = torch.tensor([[9.0, 0.0]]), torch.tensor([0])
+        >>> for _ in range(100):
+        ...     strength.observe(features, labels, head, semaug.Diagonal(torch.ones(1, 2)))
+        ...     strength.update()
+        >>> semaug.isda_loss(features, labels, *head, semaug.Diagonal(torch.ones(1, 2)), strength.value)  # 0.4 log 2
+        tensor(0.2772)
     """
 
     progress: Tensor
@@ -148,7 +159,7 @@ class AutoStrength(Strength):
         if not (math.isfinite(share) and share > 0):
             raise ValueError(f"share must be a positive number, not {share}")
         self.share = share
-        self.register_buffer("progress", torch.tensor(math.nan, dtype=torch.float64))
+        self.register_buffer("progress", torch.zeros((), dtype=torch.float64))
         self._batch: list[tuple[Tensor, Tensor, float]] = []
         self._started = False
 
@@ -174,7 +185,11 @@ class AutoStrength(Strength):
         share: float = 1.0,
         label_smoothing: float = 0.0,
     ) -> None:
-        """Compute logits and added terms of a micro-batch; see :meth:`Strength.observe`."""
+        """Compute logits and added terms of a micro-batch.
+
+        Args:
+            features, labels, head, covariance, share, label_smoothing: As in :meth:`Strength.observe`.
+        """
         target = target_of(labels, head[0], label_smoothing)
         logits = plain_logits(features, *head)
         added = (covariance.quadratic(head[0], target) / 2).clamp_max(LARGEST_TERM)
