@@ -6,6 +6,7 @@ from typing import Any
 from PIL import Image
 
 from semaug.data.birds import Birds
+from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 
 QUICK: dict[str, Any] = {
@@ -21,6 +22,7 @@ QUICK: dict[str, Any] = {
     "cache": None,
     "lr": 0.02,
     "device": "cpu",
+    "augmentation": Augmentation(10.0),  # which augments at once; "auto" waits until the network fits its images
 }
 
 

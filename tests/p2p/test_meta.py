@@ -57,10 +57,10 @@ def test_the_meta_gradient_of_the_whole_loss_is_exact(backbone: str, order: str)
 def test_the_settings_of_the_paper_are_the_defaults(method: str) -> None:
     model = p2p.P2PNet(SmallNet(CLASSES, width=8), CLASSES).double()
     optimizer = torch.optim.SGD(model.parameter_groups(0.002), momentum=0.9, weight_decay=5e-4)
-    learner = make_learner(method, Augmentation(), model, optimizer)
+    learner = make_learner(method, Augmentation(5.0), model, optimizer)
     learner.source.double()
     assert learner.algorithm.interval == 10
-    assert learner.max_strength == (0.0 if method == "p2p" else 5.0)
+    assert learner.strength == (0.0 if method == "p2p" else 5.0)
     assert learner.network.head is model.head
     if method == "p2p+learnable":
         first = next(learner.source.parameters())

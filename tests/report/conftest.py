@@ -8,6 +8,7 @@ import pytest
 
 from semaug.data.samples import embedded_birds
 from semaug.report import figures
+from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 
@@ -38,6 +39,7 @@ def train_run(data: Path, output: Path, **options: Any) -> Path:
         "workers": 0,
         "cache": None,
         "lr": 0.01,
+        "augmentation": Augmentation(10.0),
     }
     return train(TrainConfig(data=str(data), output=output, **{**settings, **options}))
 

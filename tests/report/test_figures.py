@@ -32,7 +32,7 @@ from semaug.util.files import read_json, write_json
 
 Runs = dict[str, Path]
 Drawn = dict[str, Figure]
-LAST = {"constant": 5.0, "isda": 10.0, "learnable": 5.0}  # λ in the second of two epochs
+LAST = {"constant": 5.0, "isda": 5.0, "learnable": 5.0}  # λ in the second of two epochs
 
 
 def opened(run: Path, *options: Any) -> FigureRun:

@@ -16,6 +16,7 @@ from semaug.studies import page as reproduction
 from semaug.studies.registry import experiment
 from semaug.studies.results import Section, collect
 from semaug.studies.scales import Setup
+from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 
@@ -55,6 +56,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     settings: dict[str, Any] = {
         "data": str(folder / "<b>set.tsv"), "model": "small", "pretrained": False, "epochs": 2, "resize": 40,
         "crop": 32, "batch_size": 8, "workers": 0, "cache": None, "val_per_class": 1,
+        "augmentation": Augmentation(10.0),
     }  # fmt: skip
     methods: tuple[Any, ...] = ("basic", "learnable", "p2p")
     return {m: train(TrainConfig(method=m, output=folder / f"<i>{m}", **settings)) for m in methods}

@@ -26,6 +26,7 @@ from semaug.cli.main import main
 from semaug.data.samples import load_image
 from semaug.report.serve import app
 from semaug.report.serve.answers import open_guide
+from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 
@@ -45,8 +46,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"resize": 40, "crop": 32, "batch_size": 4, "val_per_class": 2, "epochs": 2}
     options = {"model": "small", "pretrained": False, "method": "learnable", "workers": 0, "cache": None, "lr": 0.01}
-    output = tmp_path_factory.mktemp("runs") / "run"
-    return train(TrainConfig(data=str(photos), output=output, **sizes, **options))
+    output, augmentation = tmp_path_factory.mktemp("runs") / "run", Augmentation(10.0)
+    return train(TrainConfig(data=str(photos), output=output, augmentation=augmentation, **sizes, **options))
 
 
 @pytest.fixture(scope="module")

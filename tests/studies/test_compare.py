@@ -49,7 +49,7 @@ def first(photos: Path, tmp_path_factory: pytest.TempPathFactory, inline_workers
 
 def test_every_method_is_trained_with_every_seed_and_the_numbers_are_those_of_the_runs(first: Path) -> None:
     basic, isda = content(first)["cells"]
-    assert [basic["method"], basic["strength"], isda["method"], isda["strength"]] == ["basic", None, "isda", 20.0]
+    assert [basic["method"], basic["strength"], isda["method"], isda["strength"]] == ["basic", None, "isda", "auto"]
     for cell in (basic, isda):
         assert [run["seed"] for run in cell["runs"]] == [0, 1]
         best = []
@@ -68,7 +68,7 @@ def test_every_method_is_trained_with_every_seed_and_the_numbers_are_those_of_th
     assert "torch" in whole["versions"]
     assert whole["settings"]["training"]["epochs"] == 2
     assert whole["command"].startswith("semaug compare --method basic isda --model small --seeds 0 1 --jobs 1 ")
-    assert "| small | isda | 20 |" in (first / "comparison.md").read_text()
+    assert "| small | isda | auto |" in (first / "comparison.md").read_text()
     assert (first / "report.html").stat().st_size > 10_000
 
 
@@ -129,10 +129,11 @@ def test_strengths_are_for_methods_that_augment() -> None:
     assert [(arm.candidate.method, arm.strength) for arm in arms] == [
         ("basic", None), ("isda", 5.0), ("isda", 20.0), ("p2p", None), ("p2p+isda", 5.0), ("p2p+isda", 20.0),
     ]  # fmt: skip
-    for data, strengths in {"photos": [20.0, 10.0, 5.0], "birds": [3.0, 3.0, 5.0]}.items():
-        config = grid(("isda", "learnable", "p2p+isda"))
-        config = replace(config, training=replace(config.training, data=data))
-        assert [arm.strength for arm in config.arms()] == strengths
+    arms = grid(("isda", "basic", "p2p+isda"), strength=("auto", 3.0)).arms()
+    assert [arm.title for arm in arms] == [
+        "isda (λ0 auto)", "isda (λ0 3)", "basic", "p2p+isda (λ0 auto)", "p2p+isda (λ0 3)",
+    ]  # fmt: skip
+    assert {arm.strength for arm in grid(("isda", "learnable", "p2p+isda")).arms()} == {"auto"}
     config = grid(("p2p+isda",), strength=(5.0, 20.0))
     run = config.settings(list(config.arms())[1], 3)
     assert (run.augmentation.strength, run.seed, run.method) == (20.0, 3, "p2p+isda")
@@ -148,7 +149,7 @@ def folder(chosen: str = "learnable", options: dict[str, Any] | None = None, **t
 def test_the_same_settings_give_the_same_directory_and_others_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert str(folder()).startswith("runs/compare/runs/birds-small-learnable-3-")
+    assert str(folder()).startswith("runs/compare/runs/birds-small-learnable-auto-")
     assert folder() == folder(epochs=15)  # the default on the embedded birds
     assert folder() == folder(options={"jobs": 3, "seeds": (0, 7)}, workers=7)
     assert folder() != folder(epochs=16)

@@ -68,7 +68,7 @@ def test_covnet_as_the_paper_trains_it_is_reported_as_not_learning(
     train(quick_config(photos, tmp_path / "paper"))
     said = capsys.readouterr().err
     assert said.count("warning: after epoch 3 CovNet is not learning") == said.count("warning:") == 1
-    quick = Augmentation(meta_optimizer="adam", meta_lr=0.01)
+    quick = Augmentation(10.0, meta_optimizer="adam", meta_lr=0.01)
     train(quick_config(photos, tmp_path / "adam", augmentation=quick))
     assert "is not learning" not in capsys.readouterr().err
 

@@ -38,7 +38,6 @@ def test_a_row_is_complete_and_consistent(method: Method) -> None:
     assert isinstance(method.images(3), ImageTransforms)
     assert method.augments == ("strength" in method.options)
     settings = method.resolve(Augmentation())
-    assert settings.strength is not None
     assert settings.interval is not None
     assert method.relevant(Augmentation()) == Augmentation()
 
@@ -103,10 +102,10 @@ def test_a_new_covariance_source_needs_one_row(photos: Path, tmp_path: Path, mon
         "one variance for all dimensions, learned by the meta loop",
         source=lambda settings, num_classes, feature_dim: Tempered(),
         options=("strength", "strength_power", "meta_lr", "frozen_blocks"),
-        defaults={"strength": 4.0, "epochs": 2},
+        defaults={"epochs": 2},
     )
     added(monkeypatch, row)
-    options: dict[str, Any] = {"method": row.name, "epochs": None, "augmentation": Augmentation(meta_lr=1.0)}
+    options: dict[str, Any] = {"method": row.name, "epochs": None, "augmentation": Augmentation(4.0, meta_lr=1.0)}
     run = train(quick_config(photos, tmp_path / "run", **options))
     rows = read_metrics(run)
     assert len(rows) == 2, "the default of the row"
@@ -156,6 +155,6 @@ def test_compare_knows_a_new_row_and_ignores_what_it_does_not_use(
     config.check()
     basic, narrow = config.runs()
     assert (basic.method, narrow.method) == ("basic", "narrow")
-    assert narrow.augmentation == Augmentation(constant=0.3, strength=10.0, interval=1)
+    assert narrow.augmentation == Augmentation(constant=0.3, interval=1)
     run = train(replace(narrow, epochs=1))
     assert read_metrics(run)[0]["variance_mean"] == pytest.approx(0.03)

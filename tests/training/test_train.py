@@ -43,7 +43,7 @@ def test_every_method_trains_every_kind_of_network(photos: Path, tmp_path: Path,
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.composite == "p2p"])
 def test_p2p_trains_alone_and_with_both_augmentations(photos: Path, tmp_path: Path, method: str) -> None:
     options: dict[str, Any] = {"method": method, "epochs": 2, "resize": 72, "crop": 64, "lr": 0.002}
-    run = train(quick_config(photos, tmp_path / "run", augmentation=Augmentation(interval=2), **options))
+    run = train(quick_config(photos, tmp_path / "run", augmentation=Augmentation(10.0, interval=2), **options))
     rows = read_metrics(run)
     assert all(row["rest_loss"] > 0 and row["train_loss"] > 0 for row in rows)
     assert ("meta_loss" in rows[1]) == (method == "p2p+learnable")
@@ -184,13 +184,11 @@ def test_divergence_is_explained_with_advice(photos: Path, tmp_path: Path) -> No
         train(quick_config(photos, tmp_path / "run", lr=1e30, optimizer="sgd", epochs=10))
 
 
-def test_the_default_method_is_isda_and_each_method_has_its_strength() -> None:
+def test_the_default_method_is_isda_with_a_strength_that_sets_itself() -> None:
     assert TrainConfig().method == "isda"
-    assert TrainConfig().resolve().augmentation.strength == 3, "on the embedded birds, from scratch"
-    assert TrainConfig(data="photos").resolve().augmentation.strength == 20
-    of_paper = {"constant": 10, "learnable": 10, "joint": 10, "p2p+isda": 5, "p2p+learnable": 5}
-    for method, strength in of_paper.items():
-        assert TrainConfig(data="photos", method=method).resolve().augmentation.strength == strength
+    for data in ("birds", "photos"):
+        for method in METHODS:
+            assert TrainConfig(data=data, method=method).resolve().augmentation.strength == "auto"
 
 
 def test_pretrained_weights_are_the_default_where_there_are_any() -> None:

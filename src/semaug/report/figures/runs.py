@@ -129,7 +129,7 @@ def _open(label: str, path: Path, covariance: CovarianceKind | None, strength: f
         metrics = read_metrics(path)
         strength = (number(metrics[-1].get("strength")) if metrics else None) or (covariance == "classwise") * 1.0
         if not strength > 0:
-            raise RunError(f"λ was 0 in all of {path}, which has too few epochs; give a `strength`, or train longer")
+            raise RunError(f"λ was 0 at the end of {path}: nothing was augmented; give a `strength`, or train longer")
     if covariance == "run":
         return replace(run, strength=strength)
     samples = run_images(classifier, "train")
