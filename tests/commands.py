@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 OPTIONS = ["--model", "small", "--pretrained", "False", "--resize", "40", "--crop", "32", "--batch-size", "4"]
-OPTIONS += ["--val-per-class", "2", "--workers", "0", "--cache", "None", "--method", "isda", "--strength", "10", "--lr", "0.01"]
+OPTIONS += ["--val-per-class", "2", "--workers", "0", "--cache", "None", "--lr", "0.01"]
+OPTIONS += ["--method", "isda", "--strength", "10"]
 
 
 def semaug(*arguments: object, cwd: Path | None = None, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
