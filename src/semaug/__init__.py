@@ -15,6 +15,7 @@ from semaug.isda.loss import augmented_logits, isda_loss
 from semaug.isda.sources import ClassCovariance, Constant, CovNet, Source
 from semaug.isda.strength import AutoStrength, strength
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
+from semaug.meta.mixing import ManifoldMixup, SnapMix
 from semaug.network.network import Composite, Network
 
 __version__ = "0.1.0"
@@ -31,7 +32,9 @@ __all__ = [
     "ISDALoss",
     "JointAugmentation",
     "LearnableAugmentation",
+    "ManifoldMixup",
     "Network",
+    "SnapMix",
     "Source",
     "augmented_logits",
     "isda_loss",

@@ -11,11 +11,10 @@ To add a rival, write its transforms and add it to `IMAGE_TRANSFORMS`.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional as F
 
 OnImages = Callable[[Tensor, Tensor, int], Tensor]
 """From images (n, 3, H, W), their rows (n,) in the batch of all processes, and its size N, to the changed images.
@@ -53,10 +52,19 @@ LEVEL = 9 / 30  # magnitude 9, where 30 is the largest
 _OPERATIONS_PER_IMAGE = 2
 
 
+def _torchvision() -> Any:
+    """The transforms of torchvision, imported when they are first used, because that takes over a second."""
+    from torchvision.transforms import v2
+
+    return v2
+
+
 def _affine(images: Tensor, translate: tuple[int, int] = (0, 0), shear: tuple[float, float] = (0.0, 0.0)) -> Tensor:
     centre = [0.0, 0.0] if any(shear) else None
     slant = [math.degrees(math.atan(value)) for value in shear]
-    changed: Tensor = F.affine(images, angle=0.0, translate=list(translate), scale=1.0, shear=slant, center=centre)
+    changed: Tensor = _torchvision().functional.affine(
+        images, angle=0.0, translate=list(translate), scale=1.0, shear=slant, center=centre
+    )
     return changed
 
 
@@ -70,15 +78,15 @@ RAND_AUGMENT: dict[str, tuple[Callable[[Tensor, float], Tensor], bool]] = {
     "shear y": (lambda images, level: _affine(images, shear=(0.0, 0.3 * level)), True),
     "translate x": (lambda images, level: _affine(images, (_shift(images, -1, level), 0)), True),
     "translate y": (lambda images, level: _affine(images, (0, _shift(images, -2, level))), True),
-    "rotate": (lambda images, level: F.rotate(images, 30.0 * level), True),
-    "brightness": (lambda images, level: F.adjust_brightness(images, 1.0 + 0.9 * level), True),
-    "colour": (lambda images, level: F.adjust_saturation(images, 1.0 + 0.9 * level), True),
-    "contrast": (lambda images, level: F.adjust_contrast(images, 1.0 + 0.9 * level), True),
-    "sharpness": (lambda images, level: F.adjust_sharpness(images, 1.0 + 0.9 * level), True),
-    "posterise": (lambda images, level: F.posterize(images, 8 - round(4 * level)), False),
-    "solarise": (lambda images, level: F.solarize(images, 255.0 * (1.0 - level)), False),
-    "autocontrast": (lambda images, _: F.autocontrast(images), False),
-    "equalise": (lambda images, _: F.equalize(images), False),
+    "rotate": (lambda images, level: _torchvision().functional.rotate(images, 30.0 * level), True),
+    "brightness": (lambda images, level: _torchvision().functional.adjust_brightness(images, 1.0 + 0.9 * level), True),
+    "colour": (lambda images, level: _torchvision().functional.adjust_saturation(images, 1.0 + 0.9 * level), True),
+    "contrast": (lambda images, level: _torchvision().functional.adjust_contrast(images, 1.0 + 0.9 * level), True),
+    "sharpness": (lambda images, level: _torchvision().functional.adjust_sharpness(images, 1.0 + 0.9 * level), True),
+    "posterise": (lambda images, level: _torchvision().functional.posterize(images, 8 - round(4 * level)), False),
+    "solarise": (lambda images, level: _torchvision().functional.solarize(images, 255.0 * (1.0 - level)), False),
+    "autocontrast": (lambda images, _: _torchvision().functional.autocontrast(images), False),
+    "equalise": (lambda images, _: _torchvision().functional.equalize(images), False),
 }
 """Each operation, of images and level, and whether the level has a random sign."""
 
@@ -153,12 +161,12 @@ def _rectangles(count: int, height: int, width: int) -> Tensor:
 
 def mixup(num_classes: int) -> ImageTransforms:
     """MixUp (Zhang et al., 2018) with torchvision's defaults, for `num_classes` classes."""
-    return ImageTransforms(on_batch=v2.MixUp(num_classes=num_classes))
+    return ImageTransforms(on_batch=_torchvision().MixUp(num_classes=num_classes))
 
 
 def cutmix(num_classes: int) -> ImageTransforms:
     """CutMix (Yun et al., 2019) with torchvision's defaults, for `num_classes` classes."""
-    return ImageTransforms(on_batch=v2.CutMix(num_classes=num_classes))
+    return ImageTransforms(on_batch=_torchvision().CutMix(num_classes=num_classes))
 
 
 IMAGE_TRANSFORMS: dict[str, Callable[[int], ImageTransforms]] = {

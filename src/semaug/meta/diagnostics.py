@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from semaug.isda.covariance import Covariance
-from semaug.isda.loss import augmented_logits, isda_loss
+from semaug.isda.loss import augmented_logits
+from semaug.meta.losses import weighted_loss
 from semaug.meta.problem import global_norm
 from semaug.util import distributed
 
@@ -34,6 +35,7 @@ class Diagnostics:
         loss: Tensor,
         covariance: Covariance,
         label_smoothing: float,
+        image_weights: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Means over the samples of a micro-batch.
 
@@ -44,11 +46,14 @@ class Diagnostics:
             loss: L_train of the micro-batch.
             covariance: Its Σ.
             label_smoothing: Label smoothing of L_train.
+            image_weights: Weights (N,) of the images in L_train; None: all 1.
 
         Returns:
             The means from which :meth:`summary` is computed.
         """
-        plain = isda_loss(features, labels, *head, None, label_smoothing=label_smoothing, validate=False)
+        plain = weighted_loss(
+            image_weights, features, labels, *head, None, label_smoothing=label_smoothing, validate=False
+        )
         logits = augmented_logits(features, labels, *head, None, validate=False)
         answers = labels.argmax(1) if labels.is_floating_point() else labels
         variance = covariance.diagonal().double()

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from semaug.isda.loss import isda_loss
 from semaug.isda.precision import widened
 from semaug.isda.sources import Source
 from semaug.isda.strength import Strength
 from semaug.meta.diagnostics import Diagnostics, Metrics
 from semaug.meta.gradient import Engine, meta_gradient
-from semaug.meta.losses import meta_loss, train_loss, train_loss_along
+from semaug.meta.losses import meta_loss, train_loss, train_loss_along, weighted_loss
 from semaug.meta.passes import Passes
 from semaug.meta.precision import MixedPrecision
 from semaug.meta.problem import TrainProblem, global_norm
@@ -170,8 +169,8 @@ class Executor:
             if part.tape is not None and part.tape.late is not None:
                 part.tape.late.release_outputs()  # the backward pass frees them
             covariance = self.source(widened(features.detach() if detach else features), part.labels)
-            loss = isda_loss(
-                features, part.labels, weight, bias, covariance, strength.value,
+            loss = weighted_loss(
+                part.image_weights, features, part.labels, weight, bias, covariance, strength.value,
                 label_smoothing=self.label_smoothing, validate=False,
             )  # fmt: skip
             share = part.share * part.weight
@@ -179,7 +178,13 @@ class Executor:
             part.features = widened(features.detach())
             strength.observe(part.features, part.labels, (weight, bias), covariance, share, self.label_smoothing)
             means = self.diagnostics.means(
-                part.features, part.labels, (weight, bias), loss.detach(), covariance, self.label_smoothing
+                part.features,
+                part.labels,
+                (weight, bias),
+                loss.detach(),
+                covariance,
+                self.label_smoothing,
+                part.image_weights,
             )
             if part.tape is not None and part.tape.rest is not None:
                 means["rest_loss"] = part.tape.rest.detach()

@@ -1,6 +1,7 @@
 """L_train and L_meta as functions of features and head."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,21 @@ def train_loss(
         )
 
     return loss
+
+
+def weighted_loss(image_weights: Tensor | None, *args: Any, **options: Any) -> Tensor:
+    """The mean :func:`~semaug.isda_loss` of a batch, with a weight for each image.
+
+    Args:
+        image_weights: Weights (N,); they need not add up to N. None: all 1.
+        *args, **options: Arguments of the loss, except `reduction`.
+
+    Returns:
+        The mean over the images of weight times loss.
+    """
+    if image_weights is None:
+        return isda_loss(*args, **options)
+    return (image_weights * isda_loss(*args, reduction="none", **options)).mean()
 
 
 def train_loss_along(

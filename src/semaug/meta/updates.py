@@ -21,6 +21,7 @@ class MicroBatch:
         features: Features (n, D) of the first pass; with their graph if the micro-batch is the whole half batch.
         tape: What the first pass recorded for repeating its late part.
         counted: Whether the source of Σ has seen the features.
+        image_weights: Weight (n,) of each image in L_train; None: all 1.
     """
 
     images: Tensor
@@ -30,6 +31,7 @@ class MicroBatch:
     features: Tensor | None = None
     tape: Tape | None = None
     counted: bool = False
+    image_weights: Tensor | None = None
 
     @property
     def is_whole(self) -> bool:

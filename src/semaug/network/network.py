@@ -134,6 +134,11 @@ class Network:
         """The dimension D of the features."""
         return self.head.weight.shape[1]
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether ordinary passes are compiled with `torch.compile`."""
+        return self._backend is not None
+
     def late_parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters of late part and head, which the pseudo update moves, by name."""
         parameters = dict(self.model.named_parameters()) if self._views is None else self._views[1].model_parameters()

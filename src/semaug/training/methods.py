@@ -16,6 +16,7 @@ from semaug.data.augmentation import IMAGE_TRANSFORMS, PLAIN, ImageTransforms
 from semaug.isda.sources import ClassCovariance, Constant, CovNet, Source
 from semaug.isda.strength import StrengthOption
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
+from semaug.meta.mixing import DominantClassCovariance, ManifoldMixup, SnapMix
 from semaug.network.network import Network
 
 
@@ -131,6 +132,10 @@ _BASE_METHODS = (
     Method("cutmix", "CutMix", "a rectangle of another image pasted in", IMAGE_TRANSFORMS["cutmix"]),
     Method("random-erasing", "Random Erasing", "a rectangle erased", IMAGE_TRANSFORMS["random-erasing"]),
     Method("randaugment", "RandAugment", "random colours and geometry", IMAGE_TRANSFORMS["randaugment"]),
+    Method("snapmix", "SnapMix", "a box of another image pasted in, labels by class-activation maps (AAAI 2021)",
+           learner=SnapMix),
+    Method("manifold-mixup", "Manifold Mixup", "two images blended, or their activations after a stage (ICML 2019)",
+           learner=ManifoldMixup),
     Method("constant", "constant Σ (control)", "Σ is a constant: the control experiment",
            source=_constant, options=(*_STRENGTH, "constant")),
     Method("isda", "ISDA", "Σ is the running covariance of the sample's class",
@@ -156,8 +161,28 @@ def _on_p2p(base: Method) -> Method:
     )
 
 
+def _with_isda(rival: Method) -> Method:
+    """ISDA on top of another method. Where that mixes images, Σ is the covariance of the class with most weight."""
+    name = f"isda+{rival.name}"
+
+    def source(settings: Augmentation, num_classes: int, feature_dim: int) -> Source:
+        return DominantClassCovariance(num_classes, feature_dim)
+
+    return replace(
+        rival,
+        name=name,
+        title=f"ISDA, {rival.title}",
+        summary=f"ISDA, and {rival.summary}",
+        source=source,
+        base=name,
+        options=_STRENGTH,
+    )
+
+
+_RIVALS = ("mixup", "cutmix", "random-erasing", "randaugment", "snapmix", "manifold-mixup")
+_ISDA_METHODS = [_with_isda(method) for method in _BASE_METHODS if method.name in _RIVALS]
 _P2P_METHODS = [_on_p2p(method) for method in _BASE_METHODS if method.name in ("basic", "isda", "learnable")]
-METHODS: dict[str, Method] = {method.name: method for method in (*_BASE_METHODS, *_P2P_METHODS)}
+METHODS: dict[str, Method] = {method.name: method for method in (*_BASE_METHODS, *_ISDA_METHODS, *_P2P_METHODS)}
 """All methods by name."""
 
 if TYPE_CHECKING:
