@@ -20,6 +20,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "cutmix": {"method": "cutmix", "epochs": 1},
     "erased": {"method": "random-erasing", "epochs": 1},
     "changed": {"method": "randaugment", "epochs": 1},
+    "snapmix": {"method": "isda+snapmix", "epochs": 1},
+    "manifold": {"method": "manifold-mixup", "epochs": 1},
     "local": {"augmentation": Augmentation(pseudo="local"), "epochs": 2, "sync_batch_norm": False},
 }
 

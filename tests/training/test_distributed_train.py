@@ -25,6 +25,7 @@ from semaug.util.files import read_json
 from several import environment, free_port
 
 WHOLE = ("mixup", "cutmix", "erased", "changed")  # made by two processes
+OWN = ("snapmix", "manifold", "local")  # of two processes; each mixes, or takes pseudo updates on, images of its own
 CHAINED = ("paper", "pipelined", "micro", "isda")  # begun by four processes, continued by two, and ended by one
 TIMES = ("seconds", "images_per_second")
 
@@ -43,7 +44,7 @@ def together(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     """The runs of several processes, and what the two processes wrote to standard error."""
     folder = tmp_path_factory.mktemp("together")
     run_ranks(4, folder, rank_train.main, photos, folder, [(name, 1) for name in CHAINED])
-    runs = [(name, 2) for name in CHAINED] + [(name, 99) for name in (*WHOLE, "local")]
+    runs = [(name, 2) for name in CHAINED] + [(name, 99) for name in (*WHOLE, *OWN)]
     said = run_ranks(2, folder, rank_train.main, photos, folder, runs)
     for name in CHAINED:
         assert len(read_metrics(folder / name)) == 2
@@ -82,7 +83,7 @@ def test_a_run_of_several_processes_is_that_of_one(alone: Path, together: tuple[
 
 def test_only_the_first_process_writes_messages(together: tuple[Path, list[str]]) -> None:
     first, second = together[1]
-    assert first.count("18 train, 6 val, 12 test images") == len(WHOLE) + len(CHAINED) + 1
+    assert first.count("18 train, 6 val, 12 test images") == len(WHOLE) + len(CHAINED) + len(OWN)
     assert second == ""
 
 
@@ -90,6 +91,14 @@ def test_local_pseudo_updates_and_statistics_train(together: tuple[Path, list[st
     run = together[0] / "local"
     assert [row["epoch"] for row in read_metrics(run)] == [1, 2]
     assert read_json(run / "config.json")["augmentation"]["pseudo"] == "local"
+
+
+@pytest.mark.parametrize("name", ["snapmix", "manifold"])
+def test_ranks_that_mix_their_own_images_train_one_network(together: tuple[Path, list[str]], name: str) -> None:
+    run = together[0] / name
+    (row,) = read_metrics(run)
+    assert 0 < row["train_loss"] < 3
+    assert read_json(run / "evaluation.json")["top1"] >= 0
 
 
 # The command line

@@ -38,6 +38,8 @@ KINDS: list[Options] = [
     {},
     {"ema": 0.9, "augmentation": Augmentation(order="pipelined", meta_optimizer="adam")},
     {"method": "randaugment"},
+    {"method": "isda+snapmix"},
+    {"method": "manifold-mixup"},
 ]
 STEPS = 3  # of an epoch
 

@@ -110,7 +110,7 @@ def find_map_layer(network: Network, images: Tensor) -> str:
     noise = _noise_like(images)
     known = dict(network.model.named_modules())
     for name, shape in reversed(_output_shapes(network, known, noise)):
-        if len(shape) == 4 and shape[1] == network.feature_dim and shape[2:].numel() > 1:
+        if len(shape) == 4 and shape[1] == network.feature_dim and math.prod(shape[2:]) > 1:
             # The head sees a pooled map if it does not matter where in the map something is.
             features = [_features(network, noise, known[name], change) for change in (torch.clone, _turned)]
             if _are_equal(*features):
@@ -240,7 +240,7 @@ def find_stages(network: Network, images: Tensor, count: int) -> list[str]:
     blocks = [_module_of(network.model, block) for block in network.blocks if block.name != "stem"]
     known = {name: network.model.get_submodule(name) for name in blocks if name}
     noise = _noise_like(images)
-    stages: dict[torch.Size, list[str]] = {}  # the blocks of each resolution
+    stages: dict[tuple[int, ...], list[str]] = {}  # the blocks of each resolution
     for name, shape in _output_shapes(network, known, noise):
         stages.setdefault(shape[2:] if len(shape) == 4 else shape[1:-1], []).append(name)
     ends = []
@@ -263,7 +263,7 @@ def _module_of(model: nn.Module, block: Block) -> str:
     for name, module in model.named_modules():  # outer modules come first
         parameters = {f"{name}.{key}" for key, _ in module.named_parameters()}
         if name and parameters and parameters <= owned and all(below(parameter, name) for parameter in owned):
-            return name
+            return str(name)
     return ""
 
 
@@ -432,13 +432,15 @@ def _are_equal(first: Tensor, second: Tensor) -> bool:
     return torch.allclose(first, second, rtol=1e-3, atol=1e-4 * float(first.abs().max()))
 
 
-def _output_shapes(network: Network, modules: Mapping[str, nn.Module], images: Tensor) -> list[tuple[str, torch.Size]]:
+def _output_shapes(
+    network: Network, modules: Mapping[str, nn.Module], images: Tensor
+) -> list[tuple[str, tuple[int, ...]]]:
     """Name and shape of the modules' outputs that are tensors, in the order in which they are computed."""
-    shapes: list[tuple[str, torch.Size]] = []
+    shapes: list[tuple[str, tuple[int, ...]]] = []
     handles = [
         module.register_forward_hook(
             lambda _module, _inputs, output, name=name: (
-                shapes.append((name, output.shape)) if isinstance(output, Tensor) else None
+                shapes.append((name, tuple(output.shape))) if isinstance(output, Tensor) else None
             )
         )
         for name, module in modules.items()

@@ -9,7 +9,6 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.ops import box_iou
 
 _SIDE = 448  # of the image to which the sizes below refer
 _RATIOS = (2 / 3, 1.0, 3 / 2)  # width over height
@@ -97,6 +96,8 @@ def select_parts(scores: Tensor, boxes: Tensor, count: int = 4, threshold: float
     Raises:
         ValueError: There are fewer than `count` anchors.
     """
+    from torchvision.ops import box_iou  # here, because torchvision takes a second to import
+
     if not 1 <= count <= len(boxes):
         raise ValueError(f"cannot choose {count} parts among {len(boxes)} anchors")
     excluded = torch.zeros_like(scores, dtype=torch.bool)
