@@ -10,6 +10,7 @@ from photos import quick_config
 from semaug.cli.main import main
 from semaug.inference.runs import read_metrics
 from semaug.studies.grid import Candidate, CompareConfig
+from semaug.training.methods import Augmentation
 from semaug.training.trainer import train
 from semaug.util.errors import SettingError
 from semaug.util.files import read_json
@@ -53,9 +54,13 @@ def test_compare_knows_them(photos: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rival", ["cutmix", "randaugment", "snapmix"])
 def test_isda_on_top_of_a_rival_augments(photos: Path, tmp_path: Path, rival: str) -> None:
-    run = train(quick_config(photos, tmp_path / "run", method=f"isda+{rival}", epochs=2))
+    run = train(
+        quick_config(
+            photos, tmp_path / "run", method=f"isda+{rival}", epochs=2, augmentation=Augmentation(strength=20.0)
+        )
+    )
     rows = read_metrics(run)
-    assert rows[1]["strength"] == 10.0  # half of the default 20
+    assert rows[1]["strength"] == 10.0
     assert rows[1]["variance_mean"] > 0
     assert rows[1]["augmentation_share"] > 0
     assert (run / "source.safetensors").is_file()

@@ -282,7 +282,9 @@ class _MixingLearner(LearnableAugmentation):
     def __init__(
         self, model: nn.Module | Network, optimizer: Optimizer, source: Source | None = None, *args: Any, **options: Any
     ) -> None:
-        super().__init__(model, optimizer, source or Constant(0.0), *args, **options)
+        if source is None:
+            source, options = Constant(0.0), {**options, "strength": 0.0}
+        super().__init__(model, optimizer, source, *args, **options)
         name = type(self).__name__
         if self.executor.learns_source:
             raise ValueError(f"{name} has no meta loop, and the source of Σ has parameters to learn; give another one")
