@@ -102,6 +102,9 @@ class Strength(nn.Module):
     def update(self) -> None:
         """Choose λ for the next batch from the micro-batches observed since the last call; by default it stays."""
 
+    def discard(self) -> None:
+        """Forget the micro-batches observed since the last update, of a step that was not taken."""
+
 
 class Schedule(Strength):
     """The paper's schedule, ``λ = progress^α · λ0``. Before the first call of :meth:`set_progress` λ is λ0.
@@ -208,6 +211,10 @@ class AutoStrength(Strength):
         goal = self.share * math.log(logits.shape[1]) * self.progress
         solution = _solve(logits, added, weights, goal, self.value)
         self.value.lerp_(solution.where(solution.isfinite(), self.value), RATE)
+
+    def discard(self) -> None:
+        """Forget the observed batch; see :meth:`Strength.discard`."""
+        self._batch.clear()
 
 
 def make_strength(value: StrengthOption, power: float = 1.0) -> Strength:
