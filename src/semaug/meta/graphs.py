@@ -214,14 +214,19 @@ class StepGraphs:
             # Other threads load images in the meantime.
             torch.cuda.graph(graph, pool=self._pool, stream=_stream(images.device), capture_error_mode="thread_local"),
         ):
-            algorithm.last_real = carried
-            metrics = self._run(kind.images, kind.labels)
-            if algorithm.last_real is not None:
-                out = self._carried[_structure(algorithm.last_real)]
-                out.copy_from(algorithm.last_real)
-                kind.carried_out = out.like(algorithm.last_real)
-            kind.metrics = _pack(metrics)
+            self._run_in_place(kind, carried)
         kind.graph = graph
+
+    def _run_in_place(self, kind: "_Kind", carried: Update | None) -> None:
+        """Take a step whose inputs and results are in tensors that stay where they are."""
+        algorithm = self._algorithm
+        algorithm.last_real = carried
+        metrics = self._run(kind.images, kind.labels)
+        if algorithm.last_real is not None:
+            out = self._carried[_structure(algorithm.last_real)]
+            out.copy_from(algorithm.last_real)
+            kind.carried_out = out.like(algorithm.last_real)
+        kind.metrics = _pack(metrics)
 
     def _replay(self, kind: "_Kind", images: Tensor, labels: Tensor) -> Metrics:
         algorithm = self._algorithm
