@@ -103,7 +103,7 @@ class Training:
         model = model.cuda().train()
         if self.channels_last:
             model = model.to(memory_format=torch.channels_last)
-        frozen = options.pop("frozen_blocks", 2)
+        frozen = options.pop("frozen_blocks", 3)
         network = semaug.Network(
             model, frozen, head="head" if composite else None, composite=p2p.composite() if composite else None
         )
