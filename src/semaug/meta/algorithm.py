@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from semaug.isda.strength import Strength
 from semaug.meta.executor import Executor, Metrics
-from semaug.meta.sensitivity import Sensitivity, clipped, pseudo_step, sensitivities
+from semaug.meta.sensitivity import clipped, direction_of, pseudo_step, sensitivities
 from semaug.meta.updates import HalfBatch, MetaLoss, Update
 
 Order = Literal["paper", "pipelined"]
@@ -127,7 +127,7 @@ class Algorithm1:
         Returns:
             ``meta_loss`` and ``meta_gradient_norm``.
         """
-        direction = _scaled(meta_loss.gradient, update.sensitivity)
+        direction = direction_of(meta_loss.gradient, update.sensitivity)
         gradients = self.executor.source_gradients(update, direction, meta_loss, detach)
         return self.executor.step_source(gradients, meta_loss)
 
@@ -176,19 +176,3 @@ class JointTraining(Algorithm1):
     def is_differentiated(self, later: int = 0) -> bool:
         """No meta update goes through any update of f."""
         return False
-
-
-def _scaled(gradient: dict[str, Tensor], sensitivity: dict[str, Sensitivity]) -> dict[str, Tensor]:
-    """Each gradient times its sensitivity; in few kernels where the sensitivities are numbers."""
-    slopes = [sensitivity[name] for name in gradient]
-    numbers = [slope for slope in slopes if not isinstance(slope, Tensor)]
-    if len(numbers) == len(slopes):
-        return dict(zip(gradient, torch._foreach_mul(list(gradient.values()), numbers), strict=True))
-    products: dict[str, Tensor] = {}
-    for shared in {id(slope): slope for slope in slopes}.values():
-        names = [name for name, slope in zip(gradient, slopes, strict=True) if slope is shared]
-        if isinstance(shared, Tensor) and shared.ndim > 0:
-            products |= {name: shared * gradient[name] for name in names}
-        else:
-            products |= zip(names, torch._foreach_mul([gradient[name] for name in names], shared), strict=True)
-    return {name: products[name] for name in gradient}

@@ -7,7 +7,7 @@ decay are constants).
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,22 @@ def clipped(slopes: Sequence[Sensitivity], factor: Tensor | float) -> list[Sensi
         return list(slopes)
     products = {id(slope): factor * slope for slope in {id(slope): slope for slope in slopes}.values()}
     return [products[id(slope)] for slope in slopes]
+
+
+def direction_of(gradient: Mapping[str, Tensor], sensitivity: Mapping[str, Sensitivity]) -> dict[str, Tensor]:
+    """Multiply each gradient by its sensitivity, both by name; in few kernels where the sensitivities are numbers."""
+    slopes = [sensitivity[name] for name in gradient]
+    numbers = [slope for slope in slopes if not isinstance(slope, Tensor)]
+    if len(numbers) == len(slopes):
+        return dict(zip(gradient, torch._foreach_mul(list(gradient.values()), numbers), strict=True))
+    products: dict[str, Tensor] = {}
+    for shared in {id(slope): slope for slope in slopes}.values():
+        names = [name for name, slope in zip(gradient, slopes, strict=True) if slope is shared]
+        if isinstance(shared, Tensor) and shared.ndim > 0:
+            products |= {name: shared * gradient[name] for name in names}
+        else:
+            products |= zip(names, torch._foreach_mul([gradient[name] for name in names], shared), strict=True)
+    return {name: products[name] for name in gradient}
 
 
 def _by_group(

@@ -153,6 +153,7 @@ class _Measurement:
             return
         try:
             before, first = _allocated(images.device), self.step is None
+            peak: int | None
             self.step = self.step or _step(self.config, self.name)
             if warm_up:
                 timing.steps, seconds, peak = _warm_up(self.config, self.name, self.step, images, labels)
