@@ -201,7 +201,12 @@ def _adam(
     slopes = torch._foreach_div(gradients, torch._foreach_clamp_min(roots, tiny))
     torch._foreach_mul_(slopes, updates)
     torch._foreach_mul_(slopes, fitting(-(1 - beta2) / bias2))
-    torch._foreach_add_(slopes, fitting((1 - beta1) / bias1))
+    offset = fitting((1 - beta1) / bias1)
+    if isinstance(offset, Tensor):  # _foreach_add_ would read it on the host
+        for slope in slopes:
+            slope.add_(offset)
+    else:
+        torch._foreach_add_(slopes, offset)
     torch._foreach_div_(slopes, scales)
     torch._foreach_mul_(slopes, -rate * sign)
     points = torch._foreach_sub(parameters, torch._foreach_mul(updates, rate)) if move else parameters
