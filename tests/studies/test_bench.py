@@ -280,7 +280,8 @@ def test_one_long_step_does_not_make_a_variant_slow(
     times = iter([0.0, first, 10.0, 10.0 + second, 20.0, 20.4])
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     batch = torch.zeros(2), torch.zeros(2)
-    assert timing._warm_up("paper", lambda *_: None, *batch) == (steps, pytest.approx(min(first, second)))
+    config = BenchConfig(device="cpu").resolve()
+    assert timing._warm_up(config, "paper", lambda *_: None, *batch)[:2] == (steps, pytest.approx(min(first, second)))
 
 
 def test_if_every_step_is_slow_only_variants_with_an_interval_take_whole_cycles(

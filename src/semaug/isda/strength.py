@@ -18,7 +18,7 @@ from semaug.util import distributed
 
 StrengthOption = Literal["auto"] | float
 """``"auto"``, or λ0 of the paper's schedule."""
-SHARE = 0.4
+SHARE = 0.2
 """The ISDA loss at the end of training as a share of log C, the loss of guessing."""
 RATE = 0.1  # share of the way to the solution that λ takes in one update
 NEWTON_STEPS = 5
@@ -102,6 +102,9 @@ class Strength(nn.Module):
     def update(self) -> None:
         """Choose λ for the next batch from the micro-batches observed since the last call; by default it stays."""
 
+    def discard(self) -> None:
+        """Forget the micro-batches observed since the last update, of a step that was not taken."""
+
 
 class Schedule(Strength):
     """The paper's schedule, ``λ = progress^α · λ0``. Before the first call of :meth:`set_progress` λ is λ0.
@@ -148,8 +151,8 @@ class AutoStrength(Strength):
         >>> for _ in range(100):
         ...     strength.observe(features, labels, head, semaug.Diagonal(torch.ones(1, 2)))
         ...     strength.update()
-        >>> semaug.isda_loss(features, labels, *head, semaug.Diagonal(torch.ones(1, 2)), strength.value)  # 0.4 log 2
-        tensor(0.2772)
+        >>> semaug.isda_loss(features, labels, *head, semaug.Diagonal(torch.ones(1, 2)), strength.value)  # 0.2 log 2
+        tensor(0.1386)
     """
 
     progress: Tensor
@@ -208,6 +211,10 @@ class AutoStrength(Strength):
         goal = self.share * math.log(logits.shape[1]) * self.progress
         solution = _solve(logits, added, weights, goal, self.value)
         self.value.lerp_(solution.where(solution.isfinite(), self.value), RATE)
+
+    def discard(self) -> None:
+        """Forget the observed batch; see :meth:`Strength.discard`."""
+        self._batch.clear()
 
 
 def make_strength(value: StrengthOption, power: float = 1.0) -> Strength:

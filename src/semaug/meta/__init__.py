@@ -12,6 +12,8 @@
 | `double_backward` | the reference engine: a second-order graph                                             |
 | `problem`         | what the engines differentiate                                                         |
 | `sensitivity`     | an optimiser's step as a function of the gradient                                      |
+| `optimizers`      | optimisers whose steps a CUDA graph can hold                                           |
+| `graphs`          | training steps as CUDA graphs                                                          |
 | `updates`         | what passes from one update to the next                                                |
 | `diagnostics`     | metrics of a half step                                                                 |
 | `state`           | the learner's state in checkpoints                                                     |

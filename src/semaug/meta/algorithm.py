@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from semaug.isda.strength import Strength
 from semaug.meta.executor import Executor, Metrics
-from semaug.meta.sensitivity import Sensitivity, pseudo_step, sensitivities
+from semaug.meta.sensitivity import clipped, direction_of, pseudo_step, sensitivities
 from semaug.meta.updates import HalfBatch, MetaLoss, Update
 
 Order = Literal["paper", "pipelined"]
@@ -95,10 +95,10 @@ class Algorithm1:
             self.last_real = None
         return metrics | self.real_update(batch)
 
-    def is_differentiated(self) -> bool:
-        """Whether a meta update goes through this half step's update of f."""
+    def is_differentiated(self, later: int = 0) -> bool:
+        """Whether a meta update goes through this half step's update of f, or through that of a later half step."""
         ahead = 0 if self.order == "paper" else 1  # the pipelined order does so in the next half step
-        return self.executor.learns_source and (self.half_steps + ahead) % self.interval == 0
+        return self.executor.learns_source and (self.half_steps + later + ahead) % self.interval == 0
 
     def pseudo_update(self, batch: HalfBatch) -> tuple[dict[str, Tensor], Update]:
         """Step 1: where one step of f's optimiser on the ISDA loss takes the late parameters.
@@ -113,7 +113,7 @@ class Algorithm1:
         gradients, clipping = self.executor.train_gradients(batch, self.strength.value)
         steps = pseudo_step(self.optimizer, list(late.values()), gradients)
         point = {name: value for name, (value, _) in zip(late, steps, strict=True)}
-        slopes = {name: clipping * slope for name, (_, slope) in zip(late, steps, strict=True)}
+        slopes = dict(zip(late, clipped([slope for _, slope in steps], clipping), strict=True))
         return point, Update(batch, dict(late), slopes, self.strength.value, self.executor.precision)
 
     def meta_update(self, update: Update, meta_loss: MetaLoss, detach: bool) -> Metrics:
@@ -127,7 +127,7 @@ class Algorithm1:
         Returns:
             ``meta_loss`` and ``meta_gradient_norm``.
         """
-        direction = _scaled(meta_loss.gradient, update.sensitivity)
+        direction = direction_of(meta_loss.gradient, update.sensitivity)
         gradients = self.executor.source_gradients(update, direction, meta_loss, detach)
         return self.executor.step_source(gradients, meta_loss)
 
@@ -156,7 +156,7 @@ class Algorithm1:
         return Update(
             batch,
             {name: parameter.detach().clone() for name, parameter in late.items()},
-            {name: clipping * slope for name, slope in zip(late, slopes, strict=True)},
+            dict(zip(late, clipped(slopes, clipping), strict=True)),
             strength,
             self.executor.precision,
         )
@@ -173,15 +173,6 @@ class JointTraining(Algorithm1):
         self.half_steps += 1
         return metrics
 
-    def is_differentiated(self) -> bool:
+    def is_differentiated(self, later: int = 0) -> bool:
         """No meta update goes through any update of f."""
         return False
-
-
-def _scaled(gradient: dict[str, Tensor], sensitivity: dict[str, Sensitivity]) -> dict[str, Tensor]:
-    """Each gradient times its sensitivity; in one kernel where the sensitivities are numbers."""
-    slopes = [sensitivity[name] for name in gradient]
-    numbers = [slope for slope in slopes if not isinstance(slope, Tensor)]
-    if len(numbers) < len(slopes):
-        return {name: slope * value for (name, value), slope in zip(gradient.items(), slopes, strict=True)}
-    return dict(zip(gradient, torch._foreach_mul(list(gradient.values()), numbers), strict=True))

@@ -193,8 +193,12 @@ class Executor:
         strength.update()
         distributed.sum_gradients_(trained)
         self.mixed.unscale_(self.optimizer)
-        clipping = self._clip_([parameter.grad for parameter in trained if parameter.grad is not None])
-        return self.diagnostics.summary(sums, widened(weight[:0]).dtype), clipping
+        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+        clipping = self._clip_(gradients)
+        metrics = self.diagnostics.summary(sums, widened(weight[:0]).dtype)
+        if self.mixed.scaler is None and gradients:
+            metrics["gradient_norm"] = global_norm(gradients)
+        return metrics, clipping
 
     def step_network(self) -> bool:
         """Take one step of f's optimiser."""
@@ -244,7 +248,7 @@ class Executor:
         norm = global_norm(gradients)
         self.meta_optimizer.zero_grad(set_to_none=True)
         for parameter, gradient in zip(self.source_parameters, gradients, strict=True):
-            parameter.grad = self.mixed.scaled(gradient)
+            parameter.grad = _laid_out_like(parameter, self.mixed.scaled(gradient))
         self.mixed.unscale_(self.meta_optimizer)
         self.mixed.step(self.meta_optimizer)
         return {"meta_loss": value, "meta_gradient_norm": norm}
@@ -258,7 +262,7 @@ class Executor:
     def apply_source_gradients(self, gradients: list[Tensor]) -> None:
         """Take one step of g's optimiser along gradients that are already those of all ranks."""
         for parameter, gradient in zip(self.source_parameters, gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = _laid_out_like(parameter, gradient)
         if self.meta_optimizer is not None:
             self.meta_optimizer.step()
 
@@ -317,6 +321,13 @@ class Executor:
 def _with_rest(part: MicroBatch, loss: Tensor) -> Tensor:
     """The head's loss plus, for a composite model, the rest of its loss."""
     return loss if part.tape is None or part.tape.rest is None else loss + part.tape.rest
+
+
+def _laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient in the memory layout of its parameter, which fused optimisers need."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def _sum(total: list[Tensor] | None, gradients: list[Tensor]) -> list[Tensor]:

@@ -15,6 +15,8 @@ from semaug.meta.algorithm import Algorithm1, JointTraining, Order
 from semaug.meta.diagnostics import Metrics
 from semaug.meta.executor import Executor, PseudoUpdate
 from semaug.meta.gradient import Engine
+from semaug.meta.graphs import StepGraphs
+from semaug.meta.optimizers import load_optimizer_state, make_optimizer
 from semaug.meta.precision import MixedPrecision
 from semaug.meta.state import update_from_state, update_to_state
 from semaug.network.network import Network
@@ -54,6 +56,11 @@ class LearnableAugmentation:
         pseudo: ``"global"``: the pseudo update uses the images of all ranks. ``"local"``: each rank uses its own images
             and meta loss, as in the authors' code, which communicates less.
         sync_batch_norm: BatchNorm normalises over the images of all ranks; otherwise over each rank's own.
+        graphs: On a GPU, replay steps as CUDA graphs (:mod:`semaug.meta.graphs`): the same numbers in less time. This
+            needs ``check_values=False`` and optimisers made with ``fused=True`` (SGD) or ``capturable=True``, whose
+            learning rates are tensors on the GPU. Otherwise, and where the network does not allow it, steps run as
+            without graphs, after a warning. Python code of the network, hooks included, does not run in a replay, and
+            the parameters' ``.grad`` is None after it.
 
     Raises:
         ValueError: If an option is out of range, options exclude each other, or the model has no linear head.
@@ -92,6 +99,7 @@ class LearnableAugmentation:
         check_values: bool = True,
         pseudo: PseudoUpdate = "global",
         sync_batch_norm: bool = False,
+        graphs: bool = True,
     ) -> None:
         _check_choice("order", order, Order)
         _check_choice("engine", engine, Engine)
@@ -109,7 +117,8 @@ class LearnableAugmentation:
         for module in (self.network.model, self.source):
             distributed.broadcast_([*module.parameters(), *module.buffers()])
         learned = [parameter for parameter in self.source.parameters() if parameter.requires_grad]
-        self.meta_optimizer = meta_optimizer or (SGD(learned, lr=0.001) if learned else None)
+        default = make_optimizer(SGD, [{"params": learned, "lr": 0.001}]) if learned else None
+        self.meta_optimizer = meta_optimizer or default
         self.executor = Executor(
             self.network,
             self.source,
@@ -125,6 +134,8 @@ class LearnableAugmentation:
         )
         self._strength = make_strength(strength, strength_power).to(self.network.head.weight.device)
         self.algorithm = self._algorithm(self.executor, optimizer, order, interval, detach_real, self._strength)
+        on_gpu = self.network.head.weight.device.type == "cuda"
+        self._graphs = StepGraphs(self.algorithm, self._run_step) if graphs and on_gpu else None
 
     @property
     def strength(self) -> float:
@@ -171,10 +182,10 @@ class LearnableAugmentation:
 
         Returns:
             The mean diagnostics of both half steps and of all ranks, as tensors: ``train_loss`` (ISDA),
-            ``augmentation_share`` (the part of it that augmentation adds), ``accuracy`` on the batch, ``variance_mean``
-            and its spread over samples and dimensions (``variance_std_samples``, ``variance_std_dims``), ``drift`` of
-            the source's parameters from their initial values (relative), and if the meta loop ran, ``meta_loss`` and
-            ``meta_gradient_norm``.
+            ``augmentation_share`` (the part of it that augmentation adds), ``accuracy`` on the batch, ``gradient_norm``
+            of f after clipping (not with a `scaler`), ``variance_mean`` and its spread over samples and dimensions
+            (``variance_std_samples``, ``variance_std_dims``), ``drift`` of the source's parameters from their initial
+            values (relative), and if the meta loop ran, ``meta_loss`` and ``meta_gradient_norm``.
 
         Raises:
             ValueError: If the batch is too small, or labels or features hold values that cannot be right.
@@ -182,12 +193,15 @@ class LearnableAugmentation:
         with self.executor.mixed.inside_step():
             self._check(images, labels)
             self.network.prepare(images)
-            first, second = self.executor.cut(images, labels)
-            both = [self.algorithm.half_step(first, second), self.algorithm.half_step(second, first)]
-            return {
-                name: torch.stack([metrics[name] for metrics in both if name in metrics]).mean()
-                for name in {**both[0], **both[1]}
-            }
+            return (self._run_step if self._graphs is None else self._graphs.step)(images, labels)
+
+    def _run_step(self, images: Tensor, labels: Tensor) -> Metrics:
+        first, second = self.executor.cut(images, labels)
+        both = [self.algorithm.half_step(first, second), self.algorithm.half_step(second, first)]
+        return {
+            name: torch.stack([metrics[name] for metrics in both if name in metrics]).mean()
+            for name in {**both[0], **both[1]}
+        }
 
     def _check(self, images: Tensor, labels: Tensor) -> None:
         count = images.shape[0]
@@ -222,12 +236,14 @@ class LearnableAugmentation:
         """
         self.source.load_state_dict(state["source"])
         if self.meta_optimizer is not None:
-            self.meta_optimizer.load_state_dict(state["meta_optimizer"])
+            load_optimizer_state(self.meta_optimizer, state["meta_optimizer"])
         device = self.network.head.weight.device
         self._strength.load_state_dict(state["strength"])
         self.algorithm.half_steps = state["half_steps"]
         self.algorithm.last_real = update_from_state(state["last_real"], device)
         self.executor.diagnostics.initial = [value.to(device) for value in state["initial"]]
+        if self._graphs is not None:
+            self._graphs.reset()
 
 
 class JointAugmentation(LearnableAugmentation):

@@ -26,7 +26,8 @@ from semaug.meta.learner import LearnableAugmentation
 from semaug.meta.updates import HalfBatch
 from semaug.network.blocks import Block, below
 from semaug.network.network import Network
-from semaug.network.views import evaluation_mode, restored_random_state
+from semaug.network.randomness import restored_random_state
+from semaug.network.views import evaluation_mode
 from semaug.util.errors import ModelError
 
 SNAPMIX_BETA = 5.0  # both parameters of the Beta distribution of a box's area, in the paper

@@ -7,15 +7,16 @@ decay are constants).
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 Sensitivity = Tensor | float
-"""The derivative of a step in the gradient, elementwise."""
+"""The derivative of a step in the gradient, elementwise. Parameters may share it if it is one number."""
 
 Step = tuple[Tensor, Sensitivity]
 """The parameter after the step, and the sensitivity of the step."""
@@ -37,6 +38,30 @@ def sensitivities(optimizer: Optimizer, parameters: Sequence[Tensor], gradients:
     return [slope for _, slope in _by_group(optimizer, parameters, gradients, move=False)]
 
 
+def clipped(slopes: Sequence[Sensitivity], factor: Tensor | float) -> list[Sensitivity]:
+    """Multiply sensitivities by the factor by which the gradient was clipped (1.0 if it was not)."""
+    if not isinstance(factor, Tensor):
+        return list(slopes)
+    products = {id(slope): factor * slope for slope in {id(slope): slope for slope in slopes}.values()}
+    return [products[id(slope)] for slope in slopes]
+
+
+def direction_of(gradient: Mapping[str, Tensor], sensitivity: Mapping[str, Sensitivity]) -> dict[str, Tensor]:
+    """Multiply each gradient by its sensitivity, both by name; in few kernels where the sensitivities are numbers."""
+    slopes = [sensitivity[name] for name in gradient]
+    numbers = [slope for slope in slopes if not isinstance(slope, Tensor)]
+    if len(numbers) == len(slopes):
+        return dict(zip(gradient, torch._foreach_mul(list(gradient.values()), numbers), strict=True))
+    products: dict[str, Tensor] = {}
+    for shared in {id(slope): slope for slope in slopes}.values():
+        names = [name for name, slope in zip(gradient, slopes, strict=True) if slope is shared]
+        if isinstance(shared, Tensor) and shared.ndim > 0:
+            products |= {name: shared * gradient[name] for name in names}
+        else:
+            products |= zip(names, torch._foreach_mul([gradient[name] for name in names], shared), strict=True)
+    return {name: products[name] for name in gradient}
+
+
 def _by_group(
     optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor], move: bool
 ) -> list[Step]:
@@ -47,8 +72,8 @@ def _by_group(
     for index, parameter in enumerate(parameters):
         state = optimizer.state.get(parameter, {})
         count = state.get("step")
-        if isinstance(count, Tensor):  # reading it from a GPU would make the host wait
-            count = index + 0.5 if count.is_cuda else float(count)
+        if isinstance(count, Tensor):
+            count = _steps_of_gpu(count) if count.is_cuda else float(count)
         key = (id(groups[parameter]), state.get("momentum_buffer") is None, count)
         alike.setdefault(key, []).append(index)
     steps: dict[int, Step] = {}
@@ -65,6 +90,20 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
+
+
+_steps_before: Any = WeakIdKeyDictionary()
+
+
+def _steps_of_gpu(count: Tensor) -> float:
+    """The count of an optimiser's steps on a GPU, without waiting for it after the first time.
+
+    Each step changes the tensor once, which torch counts on the host. A CUDA graph that is replayed changes the tensors
+    of all parameters, uncounted, so what this returns serves to compare parameters only.
+    """
+    if count not in _steps_before:
+        _steps_before[count] = float(count) - count._version
+    return float(_steps_before[count]) + count._version
 
 
 _warned: set[type] = set()
@@ -88,16 +127,29 @@ def _rule(optimizer: Optimizer) -> Rule:
 def _plain(
     parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]], move: bool
 ) -> Iterable[Step]:
-    slope = float(group["lr"]) if group.get("maximize") else -float(group["lr"])
-    points = torch._foreach_add(parameters, gradients, alpha=slope) if move else parameters
+    slope = _rate(group) if group.get("maximize") else -_rate(group)
+    points = _add_scaled(parameters, gradients, slope) if move else parameters
     return ((point, slope) for point in points)
+
+
+def _rate(group: dict[str, Any]) -> Sensitivity:
+    """The learning rate: a tensor on a GPU, where reading it would make the host wait, or a number."""
+    rate: Sensitivity = group["lr"]
+    return rate if isinstance(rate, Tensor) and rate.is_cuda else float(rate)
+
+
+def _add_scaled(tensors: list[Tensor], others: list[Tensor], factor: Sensitivity) -> list[Tensor]:
+    """``tensors + factor · others``."""
+    if isinstance(factor, Tensor):
+        return list(torch._foreach_add(torch._foreach_mul(others, factor), tensors))
+    return list(torch._foreach_add(tensors, others, alpha=factor))
 
 
 def _sgd(
     parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]], move: bool
 ) -> Iterable[Step]:
     """The step is a sum: ``by_gradient·(±∇L + decay·θ) + by_buffer·buffer``."""
-    rate, momentum, decay = float(group["lr"]), group["momentum"], group["weight_decay"]
+    rate, momentum, decay = _rate(group), group["momentum"], group["weight_decay"]
     buffers = [state["momentum_buffer"] for state in states if momentum and state.get("momentum_buffer") is not None]
     share = 1.0 - group["dampening"] if buffers else 1.0  # the first step takes the gradient itself, undamped
     by_gradient, by_buffer = -rate * share, -rate * momentum
@@ -106,44 +158,56 @@ def _sgd(
     slope = -by_gradient if group["maximize"] else by_gradient
     if not move:
         return ((parameter, slope) for parameter in parameters)
-    points = list(torch._foreach_add(parameters, gradients, alpha=slope))
+    points = _add_scaled(parameters, gradients, slope)
     if decay:
-        torch._foreach_add_(points, parameters, alpha=by_gradient * decay)
+        points = _add_scaled(points, parameters, by_gradient * decay)
     if buffers:
-        torch._foreach_add_(points, buffers, alpha=by_buffer)
+        points = _add_scaled(points, buffers, by_buffer)
     return ((point, slope) for point in points)
 
 
 def _adam(
     parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any], states: list[dict[str, Any]], move: bool
 ) -> Iterable[Step]:
-    sign = 1.0
+    sign, rate, dtype = 1.0, _rate(group), gradients[0].dtype
     if group["maximize"]:
         gradients, sign = list(torch._foreach_neg(gradients)), -1.0
     if group["weight_decay"]:
         if group.get("decoupled_weight_decay"):
-            parameters = list(torch._foreach_mul(parameters, 1 - group["lr"] * group["weight_decay"]))
+            parameters = list(torch._foreach_mul(parameters, 1 - rate * group["weight_decay"]))
         else:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
     beta1, beta2 = group["betas"]
     step = states[0].get("step", 0)
-    step = (step if isinstance(step, Tensor) and step.is_cuda else float(step)) + 1
-    bias1, bias2 = 1 - beta1**step, 1 - beta2**step
+    if isinstance(step, Tensor) and step.is_cuda:
+        bias1, bias2 = (1 - beta ** (step.double() + 1) for beta in (beta1, beta2))  # in fp32, 1 − β would lose digits
+    else:
+        bias1, bias2 = 1 - beta1 ** (float(step) + 1), 1 - beta2 ** (float(step) + 1)
+
+    def fitting(factor: Any) -> Any:
+        """A number on a GPU in the gradient's precision, for which torch has faster kernels."""
+        return factor.to(dtype) if isinstance(factor, Tensor) and dtype == torch.float32 else factor
+
     first = torch._foreach_mul(gradients, 1 - beta1)
     second = torch._foreach_mul(torch._foreach_mul(gradients, gradients), 1 - beta2)
     if states[0]:
         torch._foreach_add_(first, [state["exp_avg"] for state in states], alpha=beta1)
         torch._foreach_add_(second, [state["exp_avg_sq"] for state in states], alpha=beta2)
-    roots = torch._foreach_div(torch._foreach_sqrt(second), bias2**0.5)
+    roots = torch._foreach_div(torch._foreach_sqrt(second), fitting(bias2**0.5))
     scales = torch._foreach_add(roots, group["eps"])
-    updates = torch._foreach_div(torch._foreach_div(first, bias1), scales)
+    updates = torch._foreach_div(torch._foreach_div(first, fitting(bias1)), scales)
     # d(root)/dg = (1 − β2) g / (bias2 · root), which is 0 where the root is 0 (no gradient has been seen there yet).
     tiny = torch.finfo(gradients[0].dtype).tiny
     slopes = torch._foreach_div(gradients, torch._foreach_clamp_min(roots, tiny))
     torch._foreach_mul_(slopes, updates)
-    torch._foreach_mul_(slopes, -(1 - beta2) / bias2)
-    torch._foreach_add_(slopes, (1 - beta1) / bias1)
+    torch._foreach_mul_(slopes, fitting(-(1 - beta2) / bias2))
+    offset = fitting((1 - beta1) / bias1)
+    if isinstance(offset, Tensor):  # _foreach_add_ would read it on the host
+        for slope in slopes:
+            slope.add_(offset)
+    else:
+        torch._foreach_add_(slopes, offset)
     torch._foreach_div_(slopes, scales)
-    torch._foreach_mul_(slopes, -group["lr"] * sign)
-    points = torch._foreach_sub(parameters, torch._foreach_mul(updates, group["lr"])) if move else parameters
+    torch._foreach_mul_(slopes, -rate * sign)
+    points = torch._foreach_sub(parameters, torch._foreach_mul(updates, rate)) if move else parameters
     return zip(points, slopes, strict=True)

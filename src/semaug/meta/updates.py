@@ -1,12 +1,15 @@
 """What passes from one update of a half step to the next: half batches, updates of f, and the meta loss."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from semaug.meta.sensitivity import Sensitivity
 from semaug.network.network import Tape
+from semaug.network.randomness import RandomState
 
 
 @dataclass
@@ -74,3 +77,39 @@ class MetaLoss:
     value: Tensor
     gradient: dict[str, Tensor]
     rank_weight: float | None = None
+
+
+def map_update(
+    update: Update, on_tensor: Callable[[Tensor], Tensor], on_state: Callable[[RandomState], RandomState]
+) -> Update:
+    """A copy of an update with other tensors and random states.
+
+    Args:
+        update: An update whose half batch has been through the network.
+        on_tensor: Replaces a tensor. It is called for all of them, in the same order for updates of the same kind.
+        on_state: Replaces a random state, likewise.
+
+    Returns:
+        The copy.
+    """
+
+    def of_part(part: MicroBatch) -> MicroBatch:
+        assert part.tape is not None and part.features is not None  # noqa: PT018
+        images, labels, features = on_tensor(part.images), on_tensor(part.labels), on_tensor(part.features)
+        outputs = {
+            name: [(pytree.tree_map_only(Tensor, on_tensor, output), on_state(after)) for output, after in calls]
+            for name, calls in part.tape.outputs.items()
+        }
+        tape = replace(
+            part.tape, images=on_tensor(part.tape.images), random_state=on_state(part.tape.random_state),
+            outputs=outputs,
+        )  # fmt: skip
+        return replace(part, images=images, labels=labels, features=features, tape=tape)
+
+    return Update(
+        [of_part(part) for part in update.batch],
+        {name: on_tensor(tensor) for name, tensor in update.parameters.items()},
+        {name: on_tensor(slope) if isinstance(slope, Tensor) else slope for name, slope in update.sensitivity.items()},
+        on_tensor(update.strength),
+        update.precision,
+    )

@@ -5,6 +5,7 @@
 | `network`   | `Network`, the passes of the meta loop; `Composite`, models with several losses |
 | `split`     | the early and the late part, found by running the model on noise            |
 | `views`     | copies of a model that record and replay early outputs; `Tape`              |
+| `randomness` | random states, also inside a CUDA graph                                    |
 | `blocks`    | head and blocks of any model                                                |
 | `models`    | backbones by name, weights from files                                       |
 | `batchnorm` | BatchNorm over all ranks                                                    |

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from semaug.isda.head import weight_and_bias
 from semaug.network.batchnorm import BatchNormOverRanks
 from semaug.network.blocks import find_blocks, find_head, unwrapped
+from semaug.network.randomness import restored_random_state
 from semaug.network.recording import OperatorRecorder
 from semaug.network.split import split_model
-from semaug.network.views import Tape, View, restored_random_state
+from semaug.network.views import Tape, View
 from semaug.util import distributed
 
 __all__ = ["Composite", "Network", "Tape"]

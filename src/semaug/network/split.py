@@ -10,7 +10,8 @@ from torch.utils import _pytree as pytree
 
 from semaug.isda.head import Head, weight_and_bias
 from semaug.network.blocks import below
-from semaug.network.views import View, evaluation_mode, restored_random_state
+from semaug.network.randomness import restored_random_state
+from semaug.network.views import View, evaluation_mode
 
 
 @torch.enable_grad()

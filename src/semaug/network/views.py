@@ -15,30 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
+from semaug.network.randomness import RandomState, random_state, restored_random_state, set_random_state
 from semaug.network.recording import OperatorRecord, OperatorRecorder
-
-RandomState = tuple[Tensor, Tensor | None]
-"""States of the CPU's random generator and of a CUDA device's."""
-
-
-def random_state(device: torch.device) -> RandomState:
-    """The states of the random generators that a pass on `device` draws from."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def _set_random_state(state: RandomState, device: torch.device) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
-
-
-@contextmanager
-def restored_random_state(device: torch.device, start: RandomState | None = None) -> Iterator[None]:
-    """Restore the random generators of `device` at the end; begin with the state `start` if it is not None."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        if start is not None:
-            _set_random_state(start, device)
-        yield
 
 
 @contextmanager
@@ -237,5 +215,5 @@ class EarlyModule(nn.Module):
         assert tape is not None
         output, state = tape.outputs[self.name][self.view.calls[self.name]]
         self.view.calls[self.name] += 1
-        _set_random_state(state, tape.images.device)
+        set_random_state(state, tape.images.device)
         return pytree.tree_map_only(Tensor, torch.clone, output) if self.overwritten else output

@@ -52,14 +52,14 @@ class PartAlignment(nn.Module):
             gram = _normalised_gram(features.to(self.templates.dtype))
             of_templates = _normalised_gram(self.templates)
             agreement = gram.flatten(1)[:, pairs.flatten(1)] @ of_templates.flatten()  # (N, P!)
-        best = torch.where(self.seen > 0, agreement.argmax(1), 0)  # permutation 0 is the identity
+        best = agreement.argmax(1) * (self.seen > 0)  # permutation 0 is the identity
         return self.permutations[best]
 
     @torch.no_grad()
     def update(self, features: Tensor, order: Tensor) -> None:
         """Move the templates towards the part `features` (N, P, D) of all ranks, in their canonical `order` (N, P)."""
         new = reordered(features.detach().to(self.templates.dtype), order).sum(0)
-        total, count = distributed.sum_over_ranks([new, new.new_tensor(len(features))])
+        total, count = distributed.sum_over_ranks([new, new.new_full((), len(features))])
         old = self.decay * self.seen.to(new.dtype)
         self.templates.copy_((old * self.templates + total) / (old + count))
         self.seen += count.long()

@@ -17,6 +17,7 @@ from semaug.isda.sources import ClassCovariance, Constant, CovNet, Source
 from semaug.isda.strength import StrengthOption
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
 from semaug.meta.mixing import DominantClassCovariance, ManifoldMixup, SnapMix
+from semaug.meta.optimizers import make_optimizer
 from semaug.network.network import Network
 
 
@@ -225,7 +226,7 @@ def make_learner(
         compile: Whether to compile the ordinary pass with `torch.compile`.
         sync_batch_norm: Whether BatchNorm normalises over all ranks.
         **options: Further arguments of :class:`~semaug.LearnableAugmentation`: `label_smoothing`, `clip_norm`,
-            `micro_batch`, `autocast` and `scaler`.
+            `micro_batch`, `autocast`, `scaler` and `graphs`.
 
     Returns:
         The learner.
@@ -250,7 +251,9 @@ def make_learner(
     learned = list(source.parameters())
     meta_optimizer: Optimizer | None = None
     if learned:
-        meta_optimizer = (SGD if settings.meta_optimizer == "sgd" else Adam)(learned, lr=settings.meta_lr)
+        kind = SGD if settings.meta_optimizer == "sgd" else Adam
+        groups = [{"params": learned, "lr": settings.meta_lr}]
+        meta_optimizer = make_optimizer(kind, groups, capturable=options.get("scaler") is None)
     passed_on = ("strength_power", "interval", "order", "engine", "detach_real", "pseudo")
     return row.learner(
         network,

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.utils import get_total_norm
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from semaug.inference.classifier import as_composite
+from semaug.meta.optimizers import load_optimizer_state, make_optimizer, set_learning_rate
 from semaug.meta.state import gather_learner_state, take_rank_state
 from semaug.network.models import build_model, load_weights
-from semaug.training.checks import GRADIENT_NORM, refuse_single_values
+from semaug.training.checks import refuse_single_values
 from semaug.training.methods import METHODS, make_learner, parameter_groups
 from semaug.training.settings import TrainConfig, required
 from semaug.util import distributed
@@ -80,7 +80,15 @@ class Optimization:
         self.optimizer = _make_optimizer(model, config)
         self.scaler = GradScaler(device.type) if config.precision == "fp16" else None
         try:
-            options = ("label_smoothing", "clip_norm", "micro_batch", "compile", "sync_batch_norm", "autocast")
+            options = (
+                "label_smoothing",
+                "clip_norm",
+                "micro_batch",
+                "compile",
+                "sync_batch_norm",
+                "autocast",
+                "graphs",
+            )
             settings = {name: getattr(config, name) for name in options}
             self.learner = make_learner(
                 config.method, config.augmentation, model, self.optimizer, scaler=self.scaler, **settings
@@ -104,22 +112,20 @@ class Optimization:
         """Set the learning rates for a time in epochs; returns that of the network."""
         factor = cosine_schedule(epoch, required(self.config.epochs), self.config.warmup_epochs)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+            set_learning_rate(group, group["initial_lr"] * factor)
         for group in self.learner.meta_optimizer.param_groups if self.learner.meta_optimizer is not None else ():
-            group["lr"] = self.config.augmentation.meta_lr * factor
+            set_learning_rate(group, self.config.augmentation.meta_lr * factor)
         return required(self.config.lr) * factor
 
     def step(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Train on this rank's images (N, 3, H, W) and labels, class indices (N,) or probabilities (N, C).
 
         Returns:
-            Metrics of the step and, except in fp16, the norm of the gradient.
+            Metrics of the step.
         """
         metrics = self.learner.step(images, labels)
         if self.average is not None:
             self.average.update_parameters(self.model)
-        if self.scaler is None:
-            metrics[GRADIENT_NORM] = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         return metrics
 
     def average_buffers(self) -> None:
@@ -142,7 +148,7 @@ class Optimization:
     def load_state_dict(self, content: Mapping[str, Any]) -> None:
         """Restore a state, possibly of another number of ranks, from a dictionary with the items of `state_dict`."""
         self.model.load_state_dict(content["model"])
-        self.optimizer.load_state_dict(content["optimizer"])
+        load_optimizer_state(self.optimizer, content["optimizer"])
         self.learner.load_state_dict(take_rank_state(content["learner"], self.config.micro_batch))
         if self.scaler is not None:
             self.scaler.load_state_dict(content["scaler"])
@@ -165,7 +171,7 @@ class Optimization:
 
 def _make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
     groups = [{**group, "initial_lr": group["lr"]} for group in parameter_groups(model, required(config.lr))]
-    decay = required(config.weight_decay)
+    decay, capturable = required(config.weight_decay), config.precision != "fp16"
     if config.optimizer == "adamw":
-        return AdamW(groups, weight_decay=decay)
-    return SGD(groups, momentum=config.momentum, weight_decay=decay)
+        return make_optimizer(AdamW, groups, capturable, weight_decay=decay)
+    return make_optimizer(SGD, groups, capturable, momentum=config.momentum, weight_decay=decay)

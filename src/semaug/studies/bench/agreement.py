@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from semaug.meta.gradient import Engine
-from semaug.network.views import random_state
+from semaug.network.randomness import random_state
 from semaug.studies.bench.result import Agreement, Timing, sentence
 from semaug.studies.bench.settings import ENGINES, SLOW_COMPARISON, BenchConfig, UpdatePart
 from semaug.studies.bench.timing import make_learner, release_memory

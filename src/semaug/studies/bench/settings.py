@@ -73,6 +73,10 @@ class BenchConfig:
     cudnn_search: bool = False
     """Let cuDNN search for its fastest algorithms first. Training does not do this. Takes minutes for networks with
     many kinds of convolutions."""
+    graphs: bool = True
+    """On a GPU, replay steps as CUDA graphs, those of plain training too. fp16 cannot be replayed."""
+    p2p: bool = False
+    """Measure P2P-Net on the network instead of the network itself."""
     skip: tuple[str, ...] = ()
     """Variants to leave out: isda, paper, paper-double-backward, pipelined, paper-interval, pipelined-interval."""
     repetitions: int | None = None
@@ -145,14 +149,21 @@ class BenchConfig:
         return str(self.device).startswith("cuda")
 
     @property
+    def graphed(self) -> bool:
+        """Whether steps are replayed as CUDA graphs."""
+        return self.on_cuda and self.graphs and self.precision != "fp16"
+
+    @property
     def autocast(self) -> torch.dtype | None:
         """The dtype of autocast; None for fp32."""
         return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[str(self.precision)]
 
     def __str__(self) -> str:
+        network = f"P2P-Net on {self.model}" if self.p2p else self.model
         parts = [
-            f"{self.model}, {self.pixels} px, {self.half} + {self.half} images, {self.classes} classes",
+            f"{network}, {self.pixels} px, {self.half} + {self.half} images, {self.classes} classes",
             f"{self.frozen_blocks or 'no'} block{'s' if self.frozen_blocks != 1 else ''} frozen, {self.precision}",
         ]
         parts += ["compiled"] * self.compile + ["cuDNN searched"] * self.cudnn_search
+        parts += ["CUDA graphs"] * self.graphed
         return ", ".join(parts)

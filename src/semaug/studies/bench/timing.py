@@ -4,21 +4,27 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
+from semaug import p2p
+from semaug.inference.classifier import as_composite
+from semaug.meta.graphs import WARM_UP
 from semaug.meta.learner import LearnableAugmentation
+from semaug.meta.optimizers import make_optimizer
 from semaug.network.blocks import find_head
 from semaug.network.models import build_model
 from semaug.network.network import Network
+from semaug.p2p import P2PNet
 from semaug.studies.bench import settings
 from semaug.studies.bench.result import Timing, sentence
 from semaug.studies.bench.settings import PLAIN, STEPS, VARIANTS, BenchConfig, UpdatePart
-from semaug.training.methods import Augmentation
+from semaug.training.methods import Augmentation, method_on, parameter_groups
 from semaug.training.methods import make_learner as learner_of
 from semaug.training.settings import required
 from semaug.util.errors import ModelError, SettingError
@@ -41,7 +47,9 @@ def make_batch(config: BenchConfig) -> tuple[Tensor, Tensor]:
         if images.is_cuda:
             images = images.to(memory_format=torch.channels_last)
         labels = torch.randint(config.classes, (len(images),), device=images.device)
-        Network(_make_model(config), required(config.frozen_blocks)).prepare(images)
+        head = "head" if config.p2p else None
+        composite = p2p.composite() if config.p2p else None
+        Network(_make_model(config), required(config.frozen_blocks), head, composite=composite).prepare(images)
     except ValueError as error:
         raise SettingError(str(error)) from error
     except (RuntimeError, AssertionError) as error:
@@ -50,7 +58,7 @@ def make_batch(config: BenchConfig) -> tuple[Tensor, Tensor]:
 
 
 def make_learner(
-    config: BenchConfig, name: str, part: UpdatePart = "all", dtype: torch.dtype | None = None, compile: bool = False
+    config: BenchConfig, name: str, part: UpdatePart = "all", dtype: torch.dtype | None = None, as_timed: bool = False
 ) -> LearnableAugmentation:
     """Make the learner of a variant on a network of its own.
 
@@ -59,7 +67,7 @@ def make_learner(
         name: Name of a variant other than plain training.
         part: What the optimiser updates.
         dtype: Precision of the whole computation; None for the configured one.
-        compile: Whether to compile the ordinary pass.
+        as_timed: Whether to compile the ordinary pass and to use CUDA graphs, if configured.
 
     Returns:
         The learner, without its check of values, which would wait for the GPU.
@@ -74,8 +82,11 @@ def make_learner(
         strength=settings.STRENGTH, frozen_blocks=required(config.frozen_blocks), **variant.overrides
     )
     torch.manual_seed(config.seed)
-    method, optimizer = required(variant.method), _make_optimizer(model, part)
-    learner = learner_of(method, augmentation, model, optimizer, compile=compile, autocast=autocast, scaler=scaler)
+    method = method_on("p2p" if config.p2p else None, required(variant.method)).name
+    learner = learner_of(
+        method, augmentation, model, _make_optimizer(config, model, part),
+        autocast=autocast, scaler=scaler, compile=as_timed and config.compile, graphs=as_timed and config.graphed,
+    )  # fmt: skip
     if dtype is not None:
         learner.source.to(dtype)
     learner.check_values = False
@@ -142,9 +153,10 @@ class _Measurement:
             return
         try:
             before, first = _allocated(images.device), self.step is None
+            peak: int | None
             self.step = self.step or _step(self.config, self.name)
             if warm_up:
-                timing.steps, seconds = _warm_up(self.name, self.step, images, labels)
+                timing.steps, seconds, peak = _warm_up(self.config, self.name, self.step, images, labels)
                 self.very_slow = seconds > max(settings.SLOW_STEP, settings.SLOW_SHARE * required(self.config.seconds))
             else:
                 seconds, peak = _turn(self.step, images, labels, timing.steps)
@@ -152,6 +164,8 @@ class _Measurement:
                 timing.memory = peak if peak is None else max(peak, timing.memory or 0)
             if first:
                 self.held = _allocated(images.device) - before
+                if self.config.graphed:  # a replay allocates nothing: the peak is that of the capture
+                    timing.memory = (peak or 0) - before - self.held
         except (RuntimeError, ValueError) as error:
             timing.failure = sentence(error)
         if timing.failure is not None:  # after the `except`, when the error no longer refers to tensors
@@ -161,36 +175,62 @@ class _Measurement:
 
 def _step(config: BenchConfig, name: str) -> _Step:
     if name != PLAIN:
-        return make_learner(config, name, compile=config.compile).step
+        return make_learner(config, name, as_timed=True).step
     model, autocast = _make_model(config), config.autocast
-    optimizer = _make_optimizer(model)
-    network: Callable[[Tensor], Tensor] = torch.compile(model, backend="inductor") if config.compile else model
+    optimizer = _make_optimizer(config, model)
+    network: Callable[[Tensor], Any] = torch.compile(model, backend="inductor") if config.compile else model
     kind = torch.device(required(config.device)).type
     scaler = GradScaler(kind, enabled=autocast == torch.float16)
 
     def plain_step(images: Tensor, labels: Tensor) -> None:
         for half, half_labels in zip(images.tensor_split(2), labels.tensor_split(2), strict=True):
             with torch.autocast(kind, autocast, enabled=autocast is not None):
-                logits = network(half)
-            loss = F.cross_entropy(logits.float(), half_labels)
+                outputs = network(half)
+            if isinstance(model, P2PNet):
+                loss = model.loss(outputs, half_labels)
+            else:
+                loss = F.cross_entropy(outputs.float(), half_labels)
             optimizer.zero_grad(set_to_none=True)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
+            if isinstance(model, P2PNet):
+                model.update_templates(outputs)
 
-    return plain_step
+    return _PlainGraph(plain_step) if config.graphed else plain_step
+
+
+class _PlainGraph:
+    """A step without results as a CUDA graph, on one batch that never changes."""
+
+    def __init__(self, step: _Step) -> None:
+        self.step, self.count = step, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, images: Tensor, labels: Tensor) -> None:
+        self.count += 1
+        if self.count <= WARM_UP:
+            self.step(images, labels)
+            return
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.device(images.device), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.step(images, labels)
+        self.graph.replay()
 
 
 def _make_model(config: BenchConfig) -> nn.Module:
     torch.manual_seed(config.seed)
-    model = build_model(required(config.model), config.classes, required(config.pixels)).to(required(config.device))
+    model = build_model(required(config.model), config.classes, required(config.pixels))
+    model = as_composite("p2p" if config.p2p else None, model, config.classes).to(required(config.device))
     return model.to(memory_format=torch.channels_last) if config.on_cuda else model
 
 
-def _make_optimizer(model: nn.Module, part: UpdatePart = "all") -> SGD:
-    head = set(find_head(model)[1].parameters()) if part == "backbone" else set()
-    parameters = [parameter for parameter in model.parameters() if parameter not in head]
-    return SGD(parameters, lr=settings.LEARNING_RATE, momentum=0.9)
+def _make_optimizer(config: BenchConfig, model: nn.Module, part: UpdatePart = "all") -> Optimizer:
+    head = set(find_head(model, "head" if config.p2p else None)[1].parameters()) if part == "backbone" else set()
+    groups = parameter_groups(model, settings.LEARNING_RATE)
+    groups = [{**group, "params": [p for p in group["params"] if p not in head]} for group in groups]
+    return make_optimizer(SGD, groups, capturable=config.precision != "fp16", momentum=0.9)
 
 
 @contextmanager
@@ -212,18 +252,21 @@ def _backend_settings(config: BenchConfig) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def _warm_up(name: str, step: _Step, images: Tensor, labels: Tensor) -> tuple[int, float]:
-    """Return the number of steps that a turn should have, and the seconds of a step.
+def _warm_up(config: BenchConfig, name: str, step: _Step, images: Tensor, labels: Tensor) -> tuple[int, float, int]:
+    """Return the number of steps that a turn should have, the seconds of a step, and the peak memory in all.
 
     The shorter of the first two steps counts, so that neither one-time work nor a stall makes a variant look slow. The
     pipelined order differentiates one half step late: at interval 1 it has done so in the first step, at a longer
     interval after one step more than a turn has.
     """
     seconds = min(_turn(step, images, labels, 1)[0] for _ in range(2))
-    if seconds > settings.SLOW_STEP and VARIANTS[name].overrides.get("interval", 1) == 1:
-        return 1, seconds
-    _turn(step, images, labels, STEPS - 1)
-    return STEPS, seconds
+    single = VARIANTS[name].overrides.get("interval", 1) == 1
+    steps = 1 if single and seconds > settings.SLOW_STEP else STEPS
+    # Before a kind of step is captured, some run as they are; with an interval, a kind comes once in a cycle.
+    count = (WARM_UP + 2) * (1 if single else STEPS) if config.graphed else steps - 1
+    held = _allocated(images.device)
+    peak = _turn(step, images, labels, count)[1] if count else None
+    return steps, seconds, held + (peak or 0)
 
 
 def _turn(step: _Step, images: Tensor, labels: Tensor, count: int) -> tuple[float, int | None]:
