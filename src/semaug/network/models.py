@@ -74,7 +74,10 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
         return SmallNet(num_classes)
     if name.endswith(V1):
         if pretrained:
-            raise SettingError(f"the libraries have no weights for the model {name!r}; give a file as `weights`")
+            raise SettingError(
+                f"the libraries have no weights for the model {name!r}; give a file as `weights`, or train from "
+                "scratch without `pretrained`"
+            )
         return _with_first_strides(build_model(name.removesuffix(V1), num_classes, crop), name)
     library, _, short = name.rpartition("/")
     if library not in ("", "timm", "torchvision"):
