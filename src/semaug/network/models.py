@@ -56,7 +56,7 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
     Args:
         name: "small", a timm name, or a torchvision name. A prefix "timm/" or "torchvision/" says which library is
             meant; without it timm is tried first. The ending "-v1" of a ResNet with bottlenecks puts their strides
-            where the original ResNet, Keras and Caffe have them, in the first 1×1 convolution rather than the 3×3.
+            where the original ResNet and Keras have them, in the first 1×1 convolution rather than the 3×3.
         num_classes: Number of classes.
         crop: Side of the images in pixels, which some transformers need in advance.
         pretrained: Whether to download the library's default weights.

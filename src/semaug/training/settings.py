@@ -37,7 +37,8 @@ class TrainConfig:
     download: bool = _free(False)
     """Download a named data set that is missing, if its host still offers it."""
     model: str | None = None
-    """timm name, or torchvision/NAME. Default: resnet50; on the embedded birds "small", a network of our own."""
+    """timm name, or torchvision/NAME; -v1 after it, as in resnet50-v1, for ResNet weights of Keras. Default:
+    resnet50; on the embedded birds "small", a network of our own."""
     weights: Path | None = None
     """Weights to start from: a .safetensors file, or a .pth file, which is read without unpickling."""
     pretrained: bool | None = None
