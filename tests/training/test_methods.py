@@ -85,7 +85,7 @@ def test_the_covariance_of_isda_may_be_shared_between_classes(method: str) -> No
 
 @pytest.mark.parametrize("covariance", ["pooled", "shrunk", "neighbours"])
 def test_a_shared_covariance_trains_and_is_saved(photos: Path, tmp_path: Path, covariance: Any) -> None:
-    settings = Augmentation(covariance=covariance)
+    settings = Augmentation(strength=10.0, covariance=covariance)
     run = train(quick_config(photos, tmp_path / "run", method="isda", epochs=2, augmentation=settings))
     assert read_json(run / "config.json")["augmentation"]["covariance"] == covariance
     assert read_metrics(run)[-1]["augmentation_share"] > 0
