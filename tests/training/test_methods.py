@@ -72,7 +72,7 @@ def test_only_relevant_settings_reach_the_learner(name: str) -> None:
         assert learner.meta_optimizer.param_groups[0]["lr"] == 0.5
 
 
-@pytest.mark.parametrize("method", ["isda", "p2p+isda"])
+@pytest.mark.parametrize("method", ["isda", "isda+mixup", "p2p+isda"])
 def test_the_covariance_of_isda_may_be_shared_between_classes(method: str) -> None:
     model: nn.Module = build_model("small", 3, 64)
     if method.startswith("p2p"):

@@ -32,8 +32,8 @@ class Augmentation:
     constant: float = 0.5
     """Variance of the method `constant`."""
     covariance: Sharing = "classwise"
-    """Σ of the method `isda`: that of the sample's class, that within classes pooled over all of them, the class's
-    shrunk towards the pooled one, or that of the class and its nearest neighbours."""
+    """Σ of isda: the variance of the sample's class (classwise), of all classes together (pooled), halfway between
+    the two (shrunk), or of the class and those with the nearest means (neighbours)."""
     width: int | None = None
     """Hidden width of CovNet. Default: a quarter of the feature dimension; half of it on P2P-Net."""
     depth: int = 1
@@ -171,7 +171,7 @@ def _with_isda(rival: Method) -> Method:
     name = f"isda+{rival.name}"
 
     def source(settings: Augmentation, num_classes: int, feature_dim: int) -> Source:
-        return DominantClassCovariance(num_classes, feature_dim)
+        return DominantClassCovariance(num_classes, feature_dim, sharing=settings.covariance)
 
     return replace(
         rival,
@@ -180,7 +180,7 @@ def _with_isda(rival: Method) -> Method:
         summary=f"ISDA, and {rival.summary}",
         source=source,
         base=name,
-        options=_STRENGTH,
+        options=(*_STRENGTH, "covariance"),
     )
 
 
