@@ -1,6 +1,6 @@
 """Measure how the precision of a half step changes its meta-gradient, and where the error comes from.
 
-    python benchmarks/precision.py --model torchvision/resnet50 --weights resnet50.safetensors --data cub --warm-up 30
+    python benchmarks/precision.py --model torchvision/resnet50-v1 --weights resnet50.safetensors --data cub
 
 The reference is the whole half step in fp64. Then parts of it are computed in lower precision: everything; only the
 tangent pass; everything but the tangent pass; only the direction (the gradient of the meta loss). A half step in fp64
@@ -46,11 +46,6 @@ class Experiment:
         self.model = build_model(args.model, int(self.labels.max()) + 1, args.pixels)
         if args.weights:
             load_weights(self.model, args.weights)
-        if args.strided_first:  # ResNets whose first convolution of a block has the stride, as in Keras
-            for name, module in self.model.named_modules():
-                if name.endswith(".0.conv2") and module.stride == (2, 2):
-                    self.model.get_submodule(name[:-1] + "1").stride = (2, 2)
-                    module.stride = (1, 1)
         self.covnet = semaug.CovNet(Network(self.model).feature_dim)
         self.warm_up(args.warm_up)
         self.head = Network(self.model).head_name
@@ -165,7 +160,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="torchvision/resnet50")
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--strided-first", action="store_true", help="the weights are those of a Keras ResNet")
     parser.add_argument("--data", type=Path, help="folder of class folders")
     parser.add_argument("--classes", type=int, default=16)
     parser.add_argument("--pixels", type=int, default=224)

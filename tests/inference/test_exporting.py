@@ -119,6 +119,7 @@ def run_program_of_card(monkeypatch, capsys):
         ("timm/test_vit", "aspect", "learnable"),
         ("torchvision/mobilenet_v3_small", "aspect", "learnable"),
         ("small", "squash", "basic"),
+        ("resnet26-v1", "squash", "basic"),
         ("test_resnet", "squash", "p2p+learnable"),
     ],
 )

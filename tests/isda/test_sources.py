@@ -12,6 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.neighbors import NearestNeighbors
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -171,6 +174,90 @@ def test_an_update_reads_and_writes_only_the_classes_of_the_batch():
     assert int(source.deviation.any(1).sum()) == 4
 
 
+# Statistics that classes share
+
+
+SHARED = ("pooled", "shrunk", "neighbours")
+
+
+def shared_by_numpy(features, labels, form, sharing, classes):
+    """The covariance of each class from those of its members, the pooled ones by scikit-learn."""
+    own, counts = by_numpy(features, labels, form, classes), np.bincount(labels.numpy(), minlength=classes)
+    present = np.flatnonzero(counts)
+    analysis = LinearDiscriminantAnalysis(solver="lsqr", store_covariance=True).fit(features.numpy(), labels.numpy())
+    pooled = analysis.covariance_ if form == "full" else analysis.covariance_.diagonal()
+    if sharing == "pooled":
+        return np.stack([pooled] * classes)
+    if sharing == "shrunk":
+        own_counts = np.where(counts < 2, 0, counts)
+        share = (own_counts / (own_counts + counts.mean())).reshape(-1, *[1] * (own.ndim - 1))
+        return share * own + (1 - share) * pooled
+    means = np.zeros((classes, features.shape[1]))
+    means[present] = [features[labels == label].numpy().mean(0) for label in present]
+    search = NearestNeighbors(n_neighbors=min(8, len(present))).fit(means[present])
+    nearest = present[search.kneighbors(means, return_distance=False)]
+    return np.stack([np.average(own[rows], axis=0, weights=counts[rows]) for rows in nearest])
+
+
+@forms
+@pytest.mark.filterwarnings("ignore:Only one sample available")
+@pytest.mark.parametrize("sharing", SHARED)
+@pytest.mark.parametrize(("classes", "count"), [(20, 200), (3, 40), (20, 25)])
+def test_shared_covariances_equal_those_of_scikit_learn(form, sharing, classes, count):
+    features, labels = labelled(4, count, 3, classes)
+    labels[labels == 1] = 0  # a class without images
+    features[labels == 2], labels[labels == 2] = 50.0, 0
+    features[-1], labels[-1] = -60.0, 2  # and one with a single image, far from the others
+    source = ClassCovariance(classes, 3, form, sharing).double()
+    for batch, batch_labels in zip(features.split(17), labels.split(17), strict=True):
+        source.update(batch, batch_labels)
+    expected = shared_by_numpy(features, labels, form, sharing, classes)
+    np.testing.assert_allclose(source.covariance().numpy()[labels], expected[labels], rtol=1e-10, atol=1e-10)
+    covariance = source(features.bfloat16(), labels)
+    matrices = covariance.variance if form == "diagonal" else covariance.matrices[covariance.index]
+    np.testing.assert_allclose(matrices.numpy(), expected[labels], rtol=1e-10, atol=1e-10)
+
+
+@forms
+def test_a_shrunk_covariance_is_half_pooled_whatever_the_number_of_epochs(form):
+    features, labels = labelled(5, 40, 3)
+    labels = torch.arange(40) % CLASSES
+    once, often, pooled = (ClassCovariance(CLASSES, 3, form, name).double() for name in ("shrunk", "shrunk", "pooled"))
+    once.update(features, labels)
+    pooled.update(features, labels)
+    for _ in range(5):
+        often.update(features, labels)
+    half = 0.5 * by_numpy(features, labels, form) + 0.5 * pooled.covariance().numpy()
+    for source in (once, often):
+        np.testing.assert_allclose(source.covariance().numpy(), half, rtol=1e-10)
+
+
+@pytest.mark.parametrize("seen", [0, 1])
+def test_a_class_seen_less_than_twice_has_the_pooled_covariance_if_shrunk(seen):
+    features, labels = labelled(6, 30, 3)
+    labels[labels == 3] = 0
+    labels[:seen] = 3
+    shrunk, pooled = (ClassCovariance(CLASSES, 3, sharing=name).double() for name in ("shrunk", "pooled"))
+    for source in (shrunk, pooled):
+        source.update(features, labels)
+    torch.testing.assert_close(shrunk.covariance()[3], pooled.covariance()[3], rtol=1e-12, atol=0)
+    assert not torch.allclose(shrunk.covariance()[0], pooled.covariance()[0])
+
+
+@pytest.mark.parametrize("sharing", ["classwise", *SHARED])
+def test_no_number_is_needed_by_the_host(sharing):
+    with FakeTensorMode():  # tensors without values, which nobody can read
+        source = ClassCovariance(20, 3, sharing=sharing)
+        features, labels = torch.zeros(6, 3), torch.zeros(6, dtype=torch.int64)
+        source.update(features, labels)
+        assert source(features, labels).diagonal().shape == (6, 3)
+
+
+@pytest.mark.parametrize("sharing", ["classwise", *SHARED])
+def test_before_any_sample_there_is_no_variance(sharing):
+    assert (ClassCovariance(20, 3, sharing=sharing).covariance() == 0).all()
+
+
 PROCESS = """
 import sys, torch
 from torch import distributed as dist
@@ -179,10 +266,12 @@ from semaug import ClassCovariance
 folder, rank = sys.argv[1], int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
 sources = {form: ClassCovariance(4, 3, form).double() for form in ("diagonal", "full")}
+sources |= {name: ClassCovariance(4, 3, sharing=name).double() for name in ("pooled", "shrunk", "neighbours")}
 for features, labels in torch.load(f"{folder}/batches.pt")[rank::2]:
     for source in sources.values():
         source.update(features, labels)
-torch.save({name: source.state_dict() for name, source in sources.items()}, f"{folder}/{rank}.pt")
+covariances = {name: {"covariance": source.covariance()} for name, source in sources.items()}
+torch.save(covariances | {name: source.state_dict() for name, source in sources.items()}, f"{folder}/{rank}.pt")
 dist.destroy_process_group()
 """
 
@@ -208,8 +297,9 @@ def test_two_ranks_with_half_the_batches_each_have_the_statistics_of_all_batches
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
     states = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for name, state in states[0].items():
+        assert all(torch.equal(tensor, states[1][name][key]) for key, tensor in state.items())
     for form in ("diagonal", "full"):
-        assert all(torch.equal(tensor, states[1][form][key]) for key, tensor in states[0][form].items())
         source = ClassCovariance(CLASSES, 3, form).double()
         source.load_state_dict(states[0][form])
         assert_equal_to_numpy(source, features, labels)
@@ -285,7 +375,7 @@ def test_covnet_keeps_its_parameter_names_and_initialisation(trace):
 
 
 @given(seed=seeds, d=st.integers(1, 9), width=st.integers(1, 7), depth=st.integers(1, 4), scale=st.floats(0.1, 5))
-def test_covnet_is_the_sigmoid_of_a_perceptron(seed, d, width, depth, scale):
+def test_covnet_is_the_sigmoid_or_softplus_of_a_perceptron(seed, d, width, depth, scale):
     torch.manual_seed(seed)
     source, features = randomised(CovNet(d, width, depth), scale), torch.randn(5, d, dtype=torch.float64)
     covariance = source(features, torch.zeros(5, dtype=torch.int64))
@@ -294,6 +384,9 @@ def test_covnet_is_the_sigmoid_of_a_perceptron(seed, d, width, depth, scale):
     np.testing.assert_allclose(covariance.variance.detach().numpy(), expected, rtol=1e-12, atol=1e-15)
     assert (covariance.variance >= 0).all()
     assert (covariance.variance <= 1).all()
+    source.activation = "softplus"
+    variance = source(features, torch.zeros(5, dtype=torch.int64)).diagonal().detach().numpy()
+    np.testing.assert_allclose(variance, np.logaddexp(0, references.perceptron(source.layers, features)), rtol=1e-9)
 
 
 def randomised(source: Source, scale: float) -> Source:
@@ -305,15 +398,18 @@ def randomised(source: Source, scale: float) -> Source:
     return source
 
 
-@given(seed=seeds, trace=st.floats(0.01, 10), scale=st.floats(0, 3))
-def test_fixed_trace_holds_for_every_sample_and_any_parameters(seed, trace, scale):
+@given(
+    seed=seeds, trace=st.floats(0.01, 10), scale=st.floats(0, 3), activation=st.sampled_from(["sigmoid", "softplus"])
+)
+def test_fixed_trace_holds_for_every_sample_and_any_parameters(seed, trace, scale, activation):
     torch.manual_seed(seed)
-    source = randomised(CovNet(6, fixed_trace=trace), scale)
+    source = randomised(CovNet(6, fixed_trace=trace, activation=activation), scale)
     features = torch.randn(8, 6, dtype=torch.float64)
     variance = source(features, torch.zeros(8, dtype=torch.int64)).diagonal().detach().numpy()
     assert (variance > 0).all()
     np.testing.assert_allclose(variance.mean(1), trace, rtol=1e-12)
-    shape = np.logaddexp(0, references.perceptron(source.layers, features)) + 1e-6
+    outputs = references.perceptron(source.layers, features)
+    shape = (expit(outputs) if activation == "sigmoid" else np.logaddexp(0, outputs)) + 1e-6
     np.testing.assert_allclose(variance / trace, shape / shape.mean(1, keepdims=True), rtol=1e-10)
     if scale > 0.1:
         assert np.ptp(variance) > 1e-3 * trace
@@ -408,6 +504,8 @@ def test_a_new_source_works_with_the_learner(order):
         (lambda: Constant(math.nan), "finite number ≥ 0, not nan"),
         (lambda: CovNet(4, fixed_trace=math.nan), "fixed_trace must be positive, not nan"),
         (lambda: ClassCovariance(4, 3, "low rank"), "form must be 'diagonal' or 'full', not 'low rank'"),
+        (lambda: ClassCovariance(4, 3, sharing="all"), "classwise, pooled, shrunk, neighbours, not 'all'"),
+        (lambda: CovNet(8, activation="relu"), "activation must be 'sigmoid' or 'softplus', not 'relu'"),
         (lambda: ClassCovariance(1, 3), "at least 2 classes"),
         (lambda: ClassCovariance(4, 0), "1 feature dimension"),
         (lambda: CovNet(8, width=0), "width and depth must be positive"),
@@ -429,8 +527,9 @@ def test_class_wise_statistics_do_not_accept_soft_labels(source, method):
         getattr(source, method)(torch.randn(4, 2), torch.full((4, 3), 1 / 3))
 
 
-def test_fixed_trace_survives_outputs_that_underflow():
-    source = CovNet(6, fixed_trace=0.5)
+@pytest.mark.parametrize("activation", ["sigmoid", "softplus", None])
+def test_fixed_trace_survives_outputs_that_underflow(activation):
+    source = CovNet(6, fixed_trace=0.5, activation=activation)
     torch.nn.init.constant_(source.layers.output.bias, -120.0)
     variance = source(torch.randn(3, 6), torch.zeros(3, dtype=torch.int64)).diagonal()
     torch.testing.assert_close(variance, torch.full((3, 6), 0.5))

@@ -79,6 +79,8 @@ def sources() -> dict[str, Source]:
         "constant": Constant(0.5),
         "classwise": ClassCovariance(4, 6),
         "full": ClassCovariance(4, 6, form="full"),
+        "shrunk": ClassCovariance(4, 6, sharing="shrunk"),
+        "neighbours": ClassCovariance(4, 6, sharing="neighbours"),
         "covnet": CovNet(6),
         "fixed trace": CovNet(6, fixed_trace=0.5),
     }

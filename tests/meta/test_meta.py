@@ -267,7 +267,9 @@ def test_joint_training_drives_the_variance_to_zero_and_the_meta_loop_does_not()
         lambda: semaug.Constant(0.5),
         lambda: semaug.ClassCovariance(4, 6),
         lambda: semaug.ClassCovariance(4, 6, "full"),
+        lambda: semaug.ClassCovariance(4, 6, sharing="neighbours"),
         lambda: semaug.CovNet(6, fixed_trace=0.5),
+        lambda: semaug.CovNet(6, activation="softplus"),
         lambda: semaug.CovNet(6),
     ],
 )

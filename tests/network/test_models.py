@@ -36,6 +36,43 @@ def test_transformers_are_built_for_the_size_of_the_crop() -> None:
             assert model(torch.empty(1, 3, 64, 64)).shape == (1, 3)
 
 
+@pytest.mark.parametrize("name", ["resnet50", "torchvision/resnet50", "resnet101d"])
+def test_a_resnet_v1_has_its_strides_in_the_first_convolutions(name: str, tmp_path: Path) -> None:
+    with torch.device("meta"):
+        plain, v1 = build_model(name, 3, 64), build_model(f"{name}-v1", 3, 64)
+    assert [key for key, _ in plain.named_modules()] == [key for key, _ in v1.named_modules()]
+    moved = {}
+    for key, layer in plain.named_modules():
+        if isinstance(layer, nn.Conv2d) and layer.stride != v1.get_submodule(key).stride:
+            moved[key] = (layer.kernel_size[0], layer.stride[0], v1.get_submodule(key).stride[0])
+    stages = (2, 3, 4)
+    assert moved == {f"layer{i}.0.conv{k}": v for i in stages for k, v in ((1, (1, 1, 2)), (2, (3, 2, 1)))}
+    images = torch.empty(1, 3, 64, 64, device="meta")
+    assert v1(images).shape == plain(images).shape
+
+
+def test_weights_of_a_resnet_v1_are_loaded_and_used_by_its_own_strides(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain, v1 = build_model("torchvision/resnet50", 3, 64).eval(), build_model("torchvision/resnet50-v1", 3, 64).eval()
+    save_file(plain.state_dict(), tmp_path / "weights.safetensors")
+    assert load_weights(v1, tmp_path / "weights.safetensors").startswith("320 tensors loaded")
+    images = torch.randn(1, 3, 64, 64)
+    first, second = plain.layer1(plain.maxpool(plain.conv1(images))), v1.layer1(v1.maxpool(v1.conv1(images)))
+    assert torch.equal(first, second)
+    assert not torch.allclose(plain.layer2(first), v1.layer2(second))
+    every_other = v1.layer2[0].conv1(second)  # a strided 1×1 convolution drops three of four positions
+    torch.testing.assert_close(every_other, plain.layer2[0].conv1(first)[:, :, ::2, ::2], rtol=1e-4, atol=1e-4)
+    assert Network(v1).num_classes == 3
+
+
+@pytest.mark.parametrize("name", ["resnet18-v1", "torchvision/mobilenet_v2-v1", "small-v1"])
+def test_v1_is_for_resnets_with_bottlenecks(name: str) -> None:
+    with pytest.raises(SettingError, match="-v1 is for ResNets with bottlenecks"):
+        build_model(name, 3, 64)
+    with pytest.raises(SettingError, match="the libraries have no weights for the model 'resnet50-v1'"):
+        build_model("resnet50-v1", 3, 64, pretrained=True)
+
+
 def test_unknown_names_are_refused_with_similar_ones() -> None:
     with pytest.raises(SettingError, match="did you mean.*resnet50"):
         build_model("resnet5o", 3, 64)

@@ -31,6 +31,7 @@ def test_only_a_faulty_covnet_causes_a_warning() -> None:
     assert warning(nn.Linear(2, 2), mean=0.0, drift=0.0) == "None", "this is not a CovNet"
     assert "collapsed" in warning(plain, mean=0.005)
     assert "saturated" in warning(plain, mean=0.995, epochs=1)
+    assert warning(CovNet(8, activation="softplus"), mean=5.0) == "None", "softplus has no upper end"
     for source in (plain, shaped):
         assert "is not learning: its weights have changed by 2e-06 of their norm" in warning(source, drift=2e-6)
         assert "the same Σ to all images" in warning(source, spread=1e-5 if source is plain else 1e-8)

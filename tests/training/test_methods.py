@@ -13,7 +13,7 @@ from semaug import Covariance, Diagonal, JointAugmentation, LearnableAugmentatio
 from semaug.data.augmentation import ImageTransforms
 from semaug.inference.classifier import load_classifier
 from semaug.inference.runs import read_metrics
-from semaug.network.models import build_model
+from semaug.network.models import build_model, read_weights
 from semaug.studies.grid import Candidate, CompareConfig
 from semaug.training import methods
 from semaug.training.methods import METHODS, Augmentation, Method, make_learner, method_on, parameter_groups
@@ -70,6 +70,26 @@ def test_only_relevant_settings_reach_the_learner(name: str) -> None:
     if learner.meta_optimizer is not None:
         assert isinstance(learner.meta_optimizer, torch.optim.Adam)
         assert learner.meta_optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("method", ["isda", "isda+mixup", "p2p+isda"])
+def test_the_covariance_of_isda_may_be_shared_between_classes(method: str) -> None:
+    model: nn.Module = build_model("small", 3, 64)
+    if method.startswith("p2p"):
+        from semaug.inference.classifier import as_composite
+
+        model = as_composite("p2p", model, 3)
+    optimizer = torch.optim.SGD(parameter_groups(model, 0.1), lr=0.1)
+    assert make_learner(method, Augmentation(covariance="shrunk"), model, optimizer).source.sharing == "shrunk"
+
+
+@pytest.mark.parametrize("covariance", ["pooled", "shrunk", "neighbours"])
+def test_a_shared_covariance_trains_and_is_saved(photos: Path, tmp_path: Path, covariance: Any) -> None:
+    settings = Augmentation(strength=10.0, covariance=covariance)
+    run = train(quick_config(photos, tmp_path / "run", method="isda", epochs=2, augmentation=settings))
+    assert read_json(run / "config.json")["augmentation"]["covariance"] == covariance
+    assert read_metrics(run)[-1]["augmentation_share"] > 0
+    assert read_weights(run / "source.safetensors")["count"].sum() > 0
 
 
 # A new method is one row

@@ -191,6 +191,25 @@ def test_the_default_method_is_isda_with_a_strength_that_sets_itself() -> None:
             assert TrainConfig(data=data, method=method).resolve().augmentation.strength == "auto"
 
 
+@pytest.mark.parametrize(
+    ("options", "lr"),
+    [
+        ({"data": "photos"}, 0.03),
+        ({"data": "photos", "batch_size": 16}, 0.0075),
+        ({"data": "photos", "batch_size": 256}, 0.12),
+        ({"data": "photos", "batch_size": 16, "lr": 0.03}, 0.03),
+        ({"data": "photos", "method": "p2p+isda"}, 0.002),
+        ({"data": "photos", "method": "p2p", "batch_size": 16}, 0.0005),
+        ({"data": "photos", "optimizer": "adamw", "batch_size": 16}, 0.005),
+        ({"data": "photos", "optimizer": "adamw", "batch_size": 64}, 0.01),
+        ({}, 0.005),
+        ({"batch_size": 4}, 0.0025),
+    ],
+)
+def test_the_default_learning_rate_fits_the_batch(options: dict[str, Any], lr: float) -> None:
+    assert TrainConfig(**options).resolve().lr == pytest.approx(lr, rel=1e-12)
+
+
 def test_pretrained_weights_are_the_default_where_there_are_any() -> None:
     assert TrainConfig(data="photos").resolve().pretrained
     assert TrainConfig(data="photos", model="mobilenetv3_small_050").resolve().pretrained

@@ -26,6 +26,7 @@ from semaug.inference.evaluation import SCORES
 from semaug.inference.onnx_model import OnnxModel, import_onnx
 from semaug.inference.runs import FORMAT
 from semaug.network.blocks import find_head
+from semaug.network.models import V1
 from semaug.util.errors import FileError, ModelError
 from semaug.util.files import write_atomically, write_json
 
@@ -114,7 +115,7 @@ def export(
 
 
 def _library(classifier: Classifier) -> str:
-    return type(classifier.model).__module__.partition(".")[0]
+    return "semaug" if classifier.name.endswith(V1) else type(classifier.model).__module__.partition(".")[0]
 
 
 def _model_card(classifier: Classifier, **content: Any) -> str:

@@ -1,10 +1,10 @@
 """Sources of Σ: where the covariance of a sample comes from.
 
-| source            | Σ_i                                            | learned by    |
-|-------------------|------------------------------------------------|---------------|
-| `Constant`        | ``c·I``: the control experiment                | nothing       |
-| `ClassCovariance` | covariance of the features of class y_i (ISDA) | statistics    |
-| `CovNet`          | ``diag(sigmoid(MLP(a_i)))`` (the paper)        | the meta loop |
+| source            | Σ_i                                                                     | learned by    |
+|-------------------|-------------------------------------------------------------------------|---------------|
+| `Constant`        | ``c·I``: the control experiment                                         | nothing       |
+| `ClassCovariance` | covariance of the features of class y_i (ISDA), or shared with others   | statistics    |
+| `CovNet`          | ``diag(sigmoid(MLP(a_i)))`` (the paper)                                 | the meta loop |
 
 All are used alike: ``source(features, labels)`` returns the covariances of a batch; ``source.update(features, labels)``
 adds the batch to the statistics. A new source is a subclass of :class:`Source`.
@@ -12,7 +12,7 @@ adds the batch to the statistics. A new source is a subclass of :class:`Source`.
 
 import math
 from collections import OrderedDict
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,10 @@ from torch.nn import functional as F
 from semaug.isda.covariance import Covariance, Diagonal, Full
 from semaug.isda.precision import full_precision, widened
 from semaug.util import distributed
+
+Sharing = Literal["classwise", "pooled", "shrunk", "neighbours"]
+"""How much of the statistics of other classes is in the covariance of a class; see :class:`ClassCovariance`."""
+NEIGHBOURS = 8  # classes, with the class itself, that have one covariance under the sharing "neighbours"
 
 
 class Source(nn.Module):
@@ -86,16 +90,28 @@ class Constant(Source):
 
 
 class ClassCovariance(Source):
-    """ISDA's source: Σ_i is the covariance of all features seen so far of class y_i.
+    """ISDA's source: Σ_i is the covariance of all features seen so far of class y_i, or shared with other classes.
 
     Statistics are updated online, and are those of all samples together, whatever the batches were. When
-    `torch.distributed` runs, an update takes the batches of all ranks as one batch. A class seen less than twice has
-    covariance 0. Counts, means and summed deviations are buffers, and thus part of the state dict.
+    `torch.distributed` runs, an update takes the batches of all ranks as one batch. Counts, means and summed deviations
+    are buffers, and thus part of the state dict.
+
+    A class of 30 images says little about 2,048 variances, so a class may borrow from the others. With the count n_c
+    and the summed squared deviations d_c from the mean of class c, the covariance of class y is
+
+    | sharing        | Σ                                                                                     |
+    |----------------|---------------------------------------------------------------------------------------|
+    | `"classwise"`  | ``d_y / n_y``: ISDA's; 0 for a class seen less than twice                             |
+    | `"pooled"`     | ``Σ_c d_c / Σ_c n_c``: that within classes, the same for all                          |
+    | `"shrunk"`     | ``(d_y + mean_c d_c) / (n_y + mean_c n_c)``: classwise and pooled in equal parts if   |
+    |                | classes have equally many images; a smaller class, and one seen once, is more pooled  |
+    | `"neighbours"` | ``Σ_c d_c / Σ_c n_c`` over y and the seven classes whose means are nearest to y's     |
 
     Args:
         num_classes: Number of classes C, at least 2.
         feature_dim: Dimension D of the features, at least 1.
         form: `"diagonal"` (variances) or `"full"` (covariance matrices, C×D×D numbers: for small D).
+        sharing: What a class shares with others, from the table.
 
     Examples:
         >>> import semaug, torch
@@ -110,13 +126,21 @@ class ClassCovariance(Source):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, num_classes: int, feature_dim: int, form: Literal["diagonal", "full"] = "diagonal") -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        feature_dim: int,
+        form: Literal["diagonal", "full"] = "diagonal",
+        sharing: Sharing = "classwise",
+    ) -> None:
         super().__init__()
         if num_classes < 2 or feature_dim < 1:
             raise ValueError(f"need at least 2 classes and 1 feature dimension, not {num_classes} and {feature_dim}")
         if form not in ("diagonal", "full"):
             raise ValueError(f"form must be 'diagonal' or 'full', not {form!r}")
-        self.num_classes, self.feature_dim, self.form = num_classes, feature_dim, form
+        if sharing not in get_args(Sharing):
+            raise ValueError(f"sharing must be one of {', '.join(get_args(Sharing))}, not {sharing!r}")
+        self.num_classes, self.feature_dim, self.form, self.sharing = num_classes, feature_dim, form, sharing
         shape = (num_classes, feature_dim) + ((feature_dim,) if form == "full" else ())
         self.register_buffer("count", torch.zeros(num_classes))
         self.register_buffer("mean", torch.zeros(num_classes, feature_dim))
@@ -162,31 +186,55 @@ class ClassCovariance(Source):
 
     def covariance(self) -> Tensor:
         """Return the covariance of each class (divided by its count): (C, D) variances or (C, D, D) matrices."""
-        return self.deviation / self.count.clamp_min(1).view(-1, *[1] * (self.deviation.ndim - 1))
+        return self._of_classes(torch.arange(self.num_classes, device=self.count.device))
+
+    def _of_classes(self, classes: Tensor) -> Tensor:
+        """The covariances of some classes (K,): (K, D) or (K, D, D); the host does not wait for an accelerator."""
+        count, deviation = self.count[classes], self.deviation[classes]
+        if self.sharing == "pooled":
+            count, deviation = self.count.sum().expand_as(count), self.deviation.sum(0).expand_as(deviation)
+        elif self.sharing == "shrunk":  # means rather than sums: the count of a class grows with every epoch
+            count, deviation = count * (count > 1) + self.count.mean(), deviation + self.deviation.mean(0)
+        elif self.sharing == "neighbours":
+            nearest = self._nearest(classes)
+            count, deviation = nearest @ self.count, (nearest @ self.deviation.flatten(1)).view_as(deviation)
+        return deviation / count.clamp_min(1e-6).view(-1, *[1] * (self.deviation.ndim - 1))
+
+    def _nearest(self, classes: Tensor) -> Tensor:
+        """For each of some classes (K,), 1 for itself and the classes with the nearest means, 0 for others: (K, C).
+
+        Without matrix products, so that a distance has the same bits on all ranks, whatever other classes are asked.
+        """
+        distance = torch.cdist(self.mean[classes], self.mean, compute_mode="donot_use_mm_for_euclid_dist")
+        distance = distance.masked_fill(self.count == 0, math.inf).scatter(1, classes[:, None], -1.0)
+        nearest = distance.topk(min(NEIGHBOURS, self.num_classes), largest=False).indices
+        return torch.zeros_like(distance).scatter(1, nearest, 1.0)
 
     def forward(self, features: Tensor, labels: Tensor) -> Covariance:
         """Return the covariance of each sample's class; see :meth:`Source.forward`. Labels are class indices."""
         if labels.is_floating_point():
             raise ValueError("a class-wise covariance needs class indices as labels, not probabilities")
-        if self.form == "full":
-            return Full(self.covariance(), labels)
-        return Diagonal(self.deviation[labels] / self.count[labels].clamp_min(1)[:, None])
+        with full_precision(self.mean):
+            return Full(self.covariance(), labels) if self.form == "full" else Diagonal(self._of_classes(labels))
 
     def extra_repr(self) -> str:
-        return f"num_classes={self.num_classes}, feature_dim={self.feature_dim}, form={self.form!r}"
+        size = f"num_classes={self.num_classes}, feature_dim={self.feature_dim}"
+        return f"{size}, form={self.form!r}, sharing={self.sharing!r}"
 
 
 class CovNet(Source):
     """The paper's covariance network g: ``Σ_i = diag(sigmoid(MLP(a_i)))``, for eq. 3.
 
-    With `fixed_trace`, every Σ_i has that mean variance and only its *shape* is learned: positive outputs are divided
-    by their mean. The last layer then starts at zero, so that training starts from ``fixed_trace·I``.
+    With `fixed_trace`, every Σ_i has that mean variance and only its *shape* is learned: outputs are divided by their
+    mean. The last layer then starts at zero, so that training starts from ``fixed_trace·I``.
 
     Args:
         feature_dim: Dimension D of the features, at least 1.
         width: Width of the hidden layers, at least 1; by default D/4, as in the paper.
         depth: Number of hidden layers, at least 1.
         fixed_trace: Mean variance of every Σ_i, positive; None leaves it to the network.
+        activation: Makes the outputs positive: `"sigmoid"`, at most 1, or `"softplus"`, without a limit. By default
+            the paper's sigmoid, or softplus with `fixed_trace`.
 
     Examples:
         >>> import semaug, torch
@@ -195,7 +243,12 @@ class CovNet(Source):
     """
 
     def __init__(
-        self, feature_dim: int, width: int | None = None, depth: int = 1, fixed_trace: float | None = None
+        self,
+        feature_dim: int,
+        width: int | None = None,
+        depth: int = 1,
+        fixed_trace: float | None = None,
+        activation: Literal["sigmoid", "softplus"] | None = None,
     ) -> None:
         super().__init__()
         width = max(1, feature_dim // 4) if width is None else width
@@ -203,7 +256,10 @@ class CovNet(Source):
             raise ValueError(f"feature_dim, width and depth must be positive, not {feature_dim}, {width} and {depth}")
         if not (fixed_trace is None or (math.isfinite(fixed_trace) and fixed_trace > 0)):
             raise ValueError(f"fixed_trace must be positive, not {fixed_trace}")
+        if activation not in (None, "sigmoid", "softplus"):
+            raise ValueError(f"activation must be 'sigmoid' or 'softplus', not {activation!r}")
         self.feature_dim, self.fixed_trace = feature_dim, fixed_trace
+        self.activation = activation or ("sigmoid" if fixed_trace is None else "softplus")
         hidden = nn.Sequential()
         for inputs in [feature_dim, *[width] * (depth - 1)]:
             hidden.extend([nn.Linear(inputs, width), nn.ReLU()])
@@ -217,9 +273,10 @@ class CovNet(Source):
         """Predict the variances from the features; see :meth:`Source.forward`. Labels are not used."""
         with full_precision(features):
             output: Tensor = self.layers(features.to(next(self.layers.parameters()).dtype))
+        variance = output.sigmoid() if self.activation == "sigmoid" else F.softplus(output)
         if self.fixed_trace is None:
-            return Diagonal(output.sigmoid())
-        variance = F.softplus(output) + 1e-6
+            return Diagonal(variance)
+        variance = variance + 1e-6
         return Diagonal(variance * (self.fixed_trace / variance.mean(1).view(-1, 1)))
 
     @property
@@ -233,7 +290,7 @@ class CovNet(Source):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def extra_repr(self) -> str:
-        return f"feature_dim={self.feature_dim}, fixed_trace={self.fixed_trace}"
+        return f"feature_dim={self.feature_dim}, fixed_trace={self.fixed_trace}, activation={self.activation!r}"
 
 
 def class_statistics(

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from semaug.network.blocks import find_head
 from semaug.util.errors import ModelError, SettingError
 
+V1 = "-v1"
+"""Ending of the name of a ResNet whose first bottleneck of a stage has its stride in the first convolution."""
+
 
 class SmallNet(nn.Module):
     """Four convolutions and a global maximum: the network for the embedded birds, trained in minutes on a CPU.
@@ -52,7 +55,8 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
 
     Args:
         name: "small", a timm name, or a torchvision name. A prefix "timm/" or "torchvision/" says which library is
-            meant; without it timm is tried first.
+            meant; without it timm is tried first. The ending "-v1" of a ResNet with bottlenecks puts their strides
+            where the original ResNet and Keras have them, in the first 1×1 convolution rather than the 3×3.
         num_classes: Number of classes.
         crop: Side of the images in pixels, which some transformers need in advance.
         pretrained: Whether to download the library's default weights.
@@ -68,6 +72,13 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
         if pretrained:
             raise SettingError("the model 'small' has no pretrained weights; leave out `pretrained`")
         return SmallNet(num_classes)
+    if name.endswith(V1):
+        if pretrained:
+            raise SettingError(
+                f"the libraries have no weights for the model {name!r}; give a file as `weights`, or train from "
+                "scratch without `pretrained`"
+            )
+        return _with_first_strides(build_model(name.removesuffix(V1), num_classes, crop), name)
     library, _, short = name.rpartition("/")
     if library not in ("", "timm", "torchvision"):
         raise SettingError(f"unknown model {name!r}: write a timm name, or torchvision/NAME")
@@ -109,6 +120,16 @@ def _build_torchvision(name: str, num_classes: int, crop: int, pretrained: bool)
     inputs = head.weight.shape[1]
     new_head = nn.Linear(inputs, num_classes) if isinstance(head, nn.Linear) else nn.Conv2d(inputs, num_classes, 1)
     model.set_submodule(head_name, new_head)
+    return model
+
+
+def _with_first_strides(model: nn.Module, name: str) -> nn.Module:
+    """Move the stride of every bottleneck from its second convolution, of 3×3, to the first, of 1×1."""
+    blocks = [block for block in model.modules() if getattr(getattr(block, "conv2", None), "stride", None) == (2, 2)]
+    if not blocks or not all(hasattr(block, "conv3") for block in blocks):
+        raise SettingError(f"unknown model {name!r}: {V1} is for ResNets with bottlenecks, such as resnet50{V1}")
+    for block in blocks:
+        cast(nn.Conv2d, block.conv1).stride, cast(nn.Conv2d, block.conv2).stride = (2, 2), (1, 1)
     return model
 
 

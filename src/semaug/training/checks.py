@@ -60,9 +60,12 @@ def covnet_warning(source: nn.Module, metrics: Sequence[Mapping[str, Any]]) -> s
         return None
     last = metrics[-1]
     mean, spread, drift = last["variance_mean"], last["variance_std_samples"], last["drift"]
-    if source.fixed_trace is None and not 0.01 <= mean <= 0.99:  # of sigmoids, between 0 and 1
+    top = 1.0 if source.activation == "sigmoid" else math.inf
+    if source.fixed_trace is None and not 0.01 <= mean <= 0.99 * top:
         state = "has collapsed, so hardly anything is augmented" if mean < 0.01 else "is saturated"
-        return f"CovNet {state}: its mean variance is {mean:.3g}, in a range from 0 to 1; try a `fixed_trace` of 0.5"
+        return (
+            f"CovNet {state}: its mean variance is {mean:.3g}, in a range from 0 to {top:g}; try a `fixed_trace` of 0.5"
+        )
     if sum(row["strength"] > 0 for row in metrics) < COVNET_EPOCHS:
         return None
     if drift < LITTLE_DRIFT:

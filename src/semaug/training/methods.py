@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from semaug import p2p
 from semaug.data.augmentation import IMAGE_TRANSFORMS, PLAIN, ImageTransforms
-from semaug.isda.sources import ClassCovariance, Constant, CovNet, Source
+from semaug.isda.sources import ClassCovariance, Constant, CovNet, Sharing, Source
 from semaug.isda.strength import StrengthOption
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
 from semaug.meta.mixing import DominantClassCovariance, ManifoldMixup, SnapMix
@@ -32,12 +32,17 @@ class Augmentation:
     """α of the paper's schedule: λ grows as (epoch / epochs)^α · λ0."""
     constant: float = 0.5
     """Variance of the method `constant`."""
+    covariance: Sharing = "classwise"
+    """Σ of isda: the variance of the sample's class (classwise), of all classes together (pooled), halfway between
+    the two (shrunk), or of the class and those with the nearest means (neighbours)."""
     width: int | None = None
     """Hidden width of CovNet. Default: a quarter of the feature dimension; half of it on P2P-Net."""
     depth: int = 1
     """Number of hidden layers of CovNet."""
     fixed_trace: float | None = None
     """Fix the mean variance of CovNet's Σ to this value, so that only the shape of Σ is learned."""
+    activation: Literal["sigmoid", "softplus"] | None = None
+    """Activation of CovNet's outputs. Default: sigmoid, as in the paper; softplus with a fixed trace."""
     meta_lr: float = 0.001
     """Learning rate of CovNet."""
     meta_optimizer: Literal["sgd", "adam"] = "sgd"
@@ -116,16 +121,16 @@ def _constant(settings: Augmentation, num_classes: int, feature_dim: int) -> Sou
 
 
 def _classwise(settings: Augmentation, num_classes: int, feature_dim: int) -> Source:
-    return ClassCovariance(num_classes, feature_dim)
+    return ClassCovariance(num_classes, feature_dim, sharing=settings.covariance)
 
 
 def _covnet(settings: Augmentation, num_classes: int, feature_dim: int) -> Source:
-    return CovNet(feature_dim, settings.width, settings.depth, settings.fixed_trace)
+    return CovNet(feature_dim, settings.width, settings.depth, settings.fixed_trace, settings.activation)
 
 
 _STRENGTH = ("strength", "strength_power")
-_COVNET = (*_STRENGTH, "width", "depth", "fixed_trace", "meta_lr", "meta_optimizer", "detach_real")
-_META = tuple(setting.name for setting in fields(Augmentation) if setting.name != "constant")
+_COVNET = (*_STRENGTH, "width", "depth", "fixed_trace", "activation", "meta_lr", "meta_optimizer", "detach_real")
+_META = tuple(setting.name for setting in fields(Augmentation) if setting.name not in ("constant", "covariance"))
 
 _BASE_METHODS = (
     Method("basic", "basic", "crop and flip, cross-entropy"),
@@ -140,7 +145,7 @@ _BASE_METHODS = (
     Method("constant", "constant Σ (control)", "Σ is a constant: the control experiment",
            source=_constant, options=(*_STRENGTH, "constant")),
     Method("isda", "ISDA", "Σ is the running covariance of the sample's class",
-           source=_classwise, options=_STRENGTH),
+           source=_classwise, options=(*_STRENGTH, "covariance")),
     Method("joint", "CovNet, joint", "CovNet trained by the same loss as the network: the ablation that collapses",
            source=_covnet, options=_COVNET, learner=JointAugmentation),
     Method("learnable", "learnable", "CovNet trained by the meta loop: the paper's method",
@@ -167,7 +172,7 @@ def _with_isda(rival: Method) -> Method:
     name = f"isda+{rival.name}"
 
     def source(settings: Augmentation, num_classes: int, feature_dim: int) -> Source:
-        return DominantClassCovariance(num_classes, feature_dim)
+        return DominantClassCovariance(num_classes, feature_dim, sharing=settings.covariance)
 
     return replace(
         rival,
@@ -176,7 +181,7 @@ def _with_isda(rival: Method) -> Method:
         summary=f"ISDA, and {rival.summary}",
         source=source,
         base=name,
-        options=_STRENGTH,
+        options=(*_STRENGTH, "covariance"),
     )
 
 

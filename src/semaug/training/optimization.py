@@ -35,7 +35,8 @@ def build_network(config: TrainConfig, classes: int, device: torch.device, progr
         ModelError: There is no such network, or no composite model can be built of it.
     """
     where = str(device) if not distributed.is_running() else f"{distributed.world_size()} × {device.type}"
-    progress.say(f"{config.model} by {config.method}, {config.epochs} epochs, on {where}")
+    rate = f"{config.optimizer} at {config.lr:.3g} for {config.batch_size} images"
+    progress.say(f"{config.model} by {config.method}, {config.epochs} epochs, {rate}, on {where}")
     model = build_model(required(config.model), classes, required(config.crop), bool(config.pretrained))
     if config.weights is not None:
         progress.say(f"{config.weights}: {load_weights(model, config.weights)}")

@@ -37,7 +37,8 @@ class TrainConfig:
     download: bool = _free(False)
     """Download a named data set that is missing, if its host still offers it."""
     model: str | None = None
-    """timm name, or torchvision/NAME. Default: resnet50; on the embedded birds "small", a network of our own."""
+    """timm name, or torchvision/NAME; -v1 after it, as in resnet50-v1, for ResNet weights of Keras. Default:
+    resnet50; on the embedded birds "small", a network of our own."""
     weights: Path | None = None
     """Weights to start from: a .safetensors file, or a .pth file, which is read without unpickling."""
     pretrained: bool | None = None
@@ -69,8 +70,9 @@ class TrainConfig:
     optimizer: Literal["sgd", "adamw"] | None = None
     """Optimiser of the network. Default: sgd; adamw on the embedded birds, which are trained from scratch."""
     lr: float | None = None
-    """Learning rate of the network, with cosine decay to zero. Default: 0.03 for sgd, 0.005 for adamw; 0.002 for
-    P2P-Net, whose backbone has a tenth of it."""
+    """Learning rate of the network, with cosine decay to zero. Default: it grows with the batch, for sgd in
+    proportion from 0.03 at 64 images (P2P-Net: 0.002, and a tenth of it for the backbone), for adamw with the square
+    root from 0.005 at 16."""
     momentum: float = 0.9
     """Momentum of sgd."""
     weight_decay: float | None = None
@@ -128,6 +130,10 @@ class TrainConfig:
         adamw = self.optimizer == "adamw" or (self.optimizer is None and embedded)
         model = self.model or ("small" if embedded else "resnet50")
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        batch_size = self.batch_size or (16 if embedded else 64)
+        # A step of SGD is proportional to the gradient, so that a batch k times as large, with 1/k as many steps, needs
+        # k times the rate. Adam divides the gradient by its size, which noise dominates and a batch lowers by √k.
+        lr = 0.005 * (batch_size / 16) ** 0.5 if adamw else method.defaults.get("lr", 0.03) * batch_size / 64
         name = f"{Path(self.data).stem}-{model.replace('/', '-')}-{self.method}-{self.seed}"
         defaults: dict[str, Any] = {
             "model": model,
@@ -135,9 +141,9 @@ class TrainConfig:
             "epochs": 15 if embedded else method.defaults.get("epochs", 100),
             "resize": 96 if embedded else 600,
             "crop": 88 if embedded else 448,
-            "batch_size": 16 if embedded else 64,
+            "batch_size": batch_size,
             "optimizer": "adamw" if adamw else "sgd",
-            "lr": 0.005 if adamw else method.defaults.get("lr", 0.03),
+            "lr": lr,
             "weight_decay": 0.05 if adamw else method.defaults.get("weight_decay", 0.0),
             "device": device,
             "precision": "bf16" if device.startswith("cuda") else "fp32",
