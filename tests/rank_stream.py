@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from semaug.data import stream
 from semaug.data.images import IMAGENET_MEAN, IMAGENET_STD
 from semaug.meta.learner import LearnableAugmentation
-from semaug.training import batches
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 from semaug.util import distributed
 from semaug.util.signals import Interrupted
 
 CLASSES, SIDE = 10, 8
-IMAGES, PER_SHARD, BUFFER = 4_000, 200, 1_000  # the buffer, through which images are shuffled, holds five shards
+IMAGES, PER_SHARD = 20_000, 1_000  # the buffer, through which images are shuffled, holds ten shards
 
 
 @dataclass
@@ -64,7 +62,7 @@ def config(data: Path, output: Path, **options: Any) -> TrainConfig:
         "epochs": 1,
         "resize": SIDE,
         "crop": SIDE,
-        "batch_size": 100,
+        "batch_size": 500,
         "lr": 0.02,
         "device": "cpu",
         "images_on": "stream",
@@ -78,7 +76,6 @@ def watched(settings: TrainConfig, stop_in: int | None = None) -> list[list[int]
     """Train, and stop in a step; returns the numbers of the images of each step."""
     seen: list[list[int]] = []
     step = LearnableAugmentation.step
-    batches.streaming_order = partial(stream.streaming_order, buffer=BUFFER)  # type: ignore[assignment]
 
     def noted(self: LearnableAugmentation, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         seen.append(numbers(images))
@@ -94,7 +91,6 @@ def watched(settings: TrainConfig, stop_in: int | None = None) -> list[list[int]
         assert stop_in is not None
     finally:
         LearnableAugmentation.step = step  # type: ignore[method-assign]
-        batches.streaming_order = stream.streaming_order
     return seen
 
 

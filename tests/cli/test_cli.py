@@ -3,15 +3,17 @@
 import csv
 import io
 import json
+import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commands import OPTIONS
+from commands import OPTIONS, semaug
 from photos import photo_folder
 from semaug.cli.common import command_line, with_flags
 from semaug.cli.evaluate import Evaluate
@@ -88,6 +90,22 @@ def test_the_same_command_again_reports_that_the_run_is_complete(
 ) -> None:
     succeeds("train", "--data", photos, "--output", run, "--epochs", 2, *OPTIONS)
     assert "is complete" in capsys.readouterr().err
+
+
+def test_a_killed_command_resumes_when_it_is_run_again(photos: Path, tmp_path: Path) -> None:
+    """In processes of their own, started as a user would."""
+    command = ["train", "--data", str(photos), "--output", str(tmp_path / "run"), "--epochs", "10", *OPTIONS]
+    process = subprocess.Popen([sys.executable, "-m", "semaug", *command], stderr=subprocess.DEVNULL)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    done = semaug(*command)
+    assert done.returncode == 0, done.stderr
+    assert "resuming after epoch" in done.stderr
+    assert [json.loads(line)["epoch"] for line in metrics.read_text().splitlines()] == list(range(1, 11))
 
 
 def test_data_check_reports(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -393,7 +393,7 @@ ARCHIVES = [
 
 
 @pytest.mark.parametrize("original", ARCHIVES, ids=["tar", "gz", "xz", "zip"])
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_archives_end_in_one_sentence_or_inside_their_folder(tmp_path, original, data):
     # most of a tar file is padding

@@ -120,7 +120,7 @@ def run_program_of_card(monkeypatch, capsys):
         ("torchvision/mobilenet_v3_small", "aspect", "learnable"),
         ("small", "squash", "basic"),
         ("resnet26-v1", "squash", "basic"),
-        ("test_resnet", "squash", "p2p+learnable"),
+        ("torchvision/resnet18", "squash", "p2p+learnable"),
     ],
 )
 def test_the_program_of_the_model_card_gives_the_same_prediction(
@@ -235,20 +235,26 @@ def test_a_hub_folder_that_timm_loads_differently_cannot_be_loaded(classifier, t
 
 
 @pytest.mark.parametrize(
-    ("name", "method"),
-    [("test_vit", "learnable"), ("test_efficientnet", "learnable"), ("small", "learnable"), ("test_resnet", "p2p")],
+    ("name", "size", "method"),
+    [
+        ("small", 32, "learnable"),
+        ("torchvision/resnet18", 64, "learnable"),
+        ("vit_tiny_patch16_224", 32, "learnable"),
+        ("test_efficientnet", 32, "learnable"),
+        ("mobilenetv2_100", 64, "p2p"),
+    ],
 )
-def test_onnx_gives_the_same_logits_for_any_batch_size(tmp_path, name, method):
+def test_onnx_gives_the_same_logits_for_any_batch_size(tmp_path, name, size, method):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    classifier = tiny_classifier(tmp_path / "run", name, method=method)
+    classifier = tiny_classifier(tmp_path / "run", name, method=method, resize=size + 8, crop=size)
     report = export(classifier, tmp_path / "out")
     assert report.onnx_difference is not None
     assert report.onnx_difference < 1e-4
     assert {file.name for file in (tmp_path / "out").iterdir()} == {file.name for file in report.files}
     session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
     for batch in (1, 2, 5):
-        inputs = np.random.default_rng(batch).normal(size=(batch, 3, 32, 32)).astype(np.float32)
+        inputs = np.random.default_rng(batch).normal(size=(batch, 3, size, size)).astype(np.float32)
         with torch.inference_mode():
             expected = classifier.model(torch.from_numpy(inputs)).numpy()
         [logits] = session.run(["logits"], {"images": inputs})

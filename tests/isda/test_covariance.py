@@ -109,7 +109,7 @@ def test_a_large_vector_common_to_all_classes_costs_no_precision():
 @forms
 @pytest.mark.parametrize("strength", [1.0, 2.5])
 def test_draws_have_the_stated_mean_and_covariance(form, strength):
-    count = 50_000
+    count = 100_000
     p = problem(form, n=3)
     draws = p.covariance.sample(p.features, count, strength, torch.Generator().manual_seed(1))
     assert draws.shape == (count, 3, 3)
@@ -125,7 +125,7 @@ def test_draws_have_the_stated_mean_and_covariance(form, strength):
 
 @forms
 def test_draws_of_different_samples_are_independent(form):
-    count = 50_000
+    count = 100_000
     p = problem(form, n=2)
     draws = p.covariance.sample(p.features, count, generator=torch.Generator().manual_seed(1)) - p.features
     scale = draws.square().mean(0).sqrt()

@@ -133,7 +133,7 @@ def expected_cross_entropy(p, labels, scale, smoothing=0.0, count=2000):
     return values.mean(0), values.std(0) / count**0.5
 
 
-@settings(max_examples=60)
+@settings(max_examples=80)
 @given(
     form=st.sampled_from(FORMS),
     scale=st.floats(0.01, 10),

@@ -60,15 +60,16 @@ def test_the_meta_loop_stays_finite_at_the_largest_strength(order: str, engine: 
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_both_engines_agree_at_the_largest_strength(order: str) -> None:
-    images, labels = torch.randn(8, 3, 9, 9, dtype=torch.float64), torch.arange(8) % 4
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-2), (torch.float64, 1e-9)])
+def test_both_engines_agree_at_the_largest_strength(order: str, dtype: torch.dtype, tolerance: float) -> None:
+    images, labels = torch.randn(8, 3, 9, 9, dtype=dtype), torch.arange(8) % 4
     norms = []
     for engine in ENGINES:
         torch.manual_seed(3)
-        learner = saturated(torch.float64, order=order, engine=engine)
+        learner = saturated(dtype, order=order, engine=engine)
         norms.append(learner.step(images, labels)["meta_gradient_norm"])
     assert norms[0] > 0
-    torch.testing.assert_close(*norms, rtol=1e-9, atol=0)
+    torch.testing.assert_close(*norms, rtol=tolerance, atol=0)
 
 
 # Batches with very few images or classes

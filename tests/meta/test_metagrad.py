@@ -16,17 +16,17 @@ from semaug.meta.problem import TrainProblem, global_norm
 from semaug.meta.updates import MicroBatch
 from semaug.network.network import Network
 
-# Shallow, narrow networks of each kind, with BatchNorm in training mode, dropout and drop path. Images are large
+# Networks of each kind, some of them narrow, with BatchNorm in training mode, dropout and drop path. Images are large
 # enough for 16 values or more per channel under every BatchNorm: with fewer, rounding decides at the kinks of ReLU.
 ARCHITECTURES: dict[str, tuple[int, int, dict[str, Any]]] = {  # name in timm → images of a half batch, pixels, options
     "resnet18": (4, 64, {"channels": (16, 32, 64, 128)}),
     "resnet50": (4, 64, {"layers": (1, 2, 2, 1), "channels": (16, 32, 64, 128)}),
     "densenet121": (4, 64, {"block_config": (2, 3, 3, 2), "growth_rate": 16, "drop_path_rate": None}),
-    "test_efficientnet": (4, 64, {}),
-    "mobilenetv2_035": (8, 64, {}),
-    "regnetx_002": (4, 64, {}),
-    "vit_tiny_patch16_224": (4, 32, {"img_size": 32, "depth": 3}),
-    "convnext_atto": (4, 32, {"depths": (1, 1, 2, 1)}),
+    "efficientnet_b0": (4, 64, {}),
+    "mobilenetv2_100": (8, 64, {}),
+    "regnetx_004": (4, 64, {}),
+    "vit_tiny_patch16_224": (4, 32, {"img_size": 32}),
+    "convnext_atto": (4, 32, {}),
     "swin_tiny_patch4_window7_224": (
         4, 32, {"img_size": 32, "window_size": 2, "depths": (2, 2, 2), "embed_dim": 24, "num_heads": (1, 2, 4)},
     ),

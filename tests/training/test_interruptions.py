@@ -200,10 +200,7 @@ def test_in_each_phase_a_signal_is_answered_before_anything_else_begins(
     """A real process waits in the middle of a step, batch, image or chart until the signal has arrived."""
     command = on_more(more_photos, tmp_path / "run")
     process = soak.watch(command, soak.PHASES[name], tmp_path / "watched", holds=True)
-    if name == "training on a stream":
-        process.send(signal.SIGTERM, to_group=True)  # as Slurm does: the workers receive it too
-    else:
-        process.send(signal.SIGTERM)
+    process.send(signal.SIGTERM)
     before = (tmp_path / "watched" / "begun").stat().st_size
     code, said = process.wait()
     begun = (tmp_path / "watched" / "begun").stat().st_size - before
@@ -274,6 +271,20 @@ def test_a_signal_to_all_processes_while_workers_decode_gives_one_sentence(photo
     assert code == 130
     assert said.strip().splitlines()[-1].startswith("semaug: stopped by SIGINT; ")
     assert "Traceback" not in said
+
+
+def test_a_signal_to_all_processes_while_workers_stream_is_saved(
+    more_photos: Path, more_undisturbed: Path, tmp_path: Path
+) -> None:
+    command = on_more(more_photos, tmp_path / "run")
+    process = soak.watch(command, soak.PHASES["training on a stream"], tmp_path / "watched", holds=True)
+    process.send(signal.SIGTERM, to_group=True)  # as Slurm does: the workers receive it too
+    code, said = process.wait()
+    assert code == 143
+    assert said.strip().splitlines()[-1].startswith(f"semaug: stopped by SIGTERM{WHERE['training on a stream']}; ")
+    assert "Traceback" not in said
+    assert main(command) == 0
+    assert soak.differences(tmp_path / "run", more_undisturbed) == []
 
 
 def test_an_ignored_signal_stays_ignored_and_handlers_are_restored(
