@@ -13,7 +13,7 @@ from browser import CHROMIUM, POLICY, browse
 from semaug.data.birds import Birds
 from semaug.report import figures, write_report
 from semaug.studies import page as reproduction
-from semaug.studies.registry import experiment
+from semaug.studies.presets import all_experiments
 from semaug.studies.results import Section, collect
 from semaug.studies.scales import Setup
 from semaug.training.methods import Augmentation
@@ -133,7 +133,7 @@ def test_the_page_of_a_reproduction(drawn: list[figures.Figure], tmp_path: Path)
         }
         for figure in drawn
     ]
-    preset = experiment("figure-tsne")
+    preset = all_experiments()["figure-tsne"]
     section = Section(
         preset, collect(preset, setup, {}), [CLASSES[0]], {"pictures": pictures, "lines": [CLASSES[1]]}, CLASSES[2]
     )

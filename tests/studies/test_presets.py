@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from semaug.studies.cells import Cell
+from semaug.studies.presets import all_experiments, experiments
 from semaug.studies.presets.table_covnet import count_shapes
-from semaug.studies.published import published
-from semaug.studies.registry import all_experiments, experiment, experiments
+from semaug.studies.presets.table_sota_p2p import published
 from semaug.studies.reproduce import Choice, make_plan
 from semaug.studies.scales import NETWORKS, Setup, method_of, missing_data, stand_in, train_config
 from semaug.util.errors import SemaugError
@@ -24,7 +24,7 @@ NAMES = [
 
 def paper(name: str, **wanted: object) -> float | None:
     """The paper's result in the one cell with these properties."""
-    cells = [c for c in experiment(name).cells if all(getattr(c, key) == value for key, value in wanted.items())]
+    cells = [c for c in all_experiments()[name].cells if all(getattr(c, key) == value for key, value in wanted.items())]
     assert len(cells) == 1, (name, wanted, cells)
     return cells[0].paper
 
@@ -97,7 +97,7 @@ def test_published_results() -> None:
 
 
 def test_the_size_of_covnet_is_that_of_the_paper(tmp_path: Path) -> None:
-    counted = count_shapes(experiment("table-covnet"), Setup("full", tmp_path))["columns"]
+    counted = count_shapes(all_experiments()["table-covnet"], Setup("full", tmp_path))["columns"]
     assert {setting: tuple(values.values()) for setting, values in counted.items()} == {
         "1 × 256": ("2.10", "1.05"),
         "1 × 512": ("4.19", "2.10"),
@@ -107,7 +107,7 @@ def test_the_size_of_covnet_is_that_of_the_paper(tmp_path: Path) -> None:
         "3 × 512": ("5.24", "2.63"),
         "4 × 512": ("5.77", "2.89"),
     }
-    assert set(counted) == {cell.setting for cell in experiment("table-covnet").cells} - {""}
+    assert set(counted) == {cell.setting for cell in all_experiments()["table-covnet"].cells} - {""}
 
 
 def test_full_scale_has_the_papers_settings(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_full_scale_has_the_papers_settings(tmp_path: Path) -> None:
     assert (settings.strength, settings.strength_power, settings.meta_lr) == (10.0, 1.0, 0.001)
     assert (settings.frozen_blocks, settings.width, settings.depth, settings.interval) == (10, None, 1, 1)
     assert train_config(Cell("learnable", network="ViT-B/16"), setup).augmentation.frozen_blocks == 0
-    imagenet = next(c for c in experiment("table-imagenet").cells if c.method == "learnable")
+    imagenet = next(c for c in all_experiments()["table-imagenet"].cells if c.method == "learnable")
     config = train_config(imagenet, setup)
     assert (config.epochs, config.weight_decay, config.pretrained) == (120, 1e-4, False)
     assert (config.augmentation.strength, config.augmentation.meta_lr, config.augmentation.interval) == (7.5, 5e-4, 100)
@@ -136,11 +136,11 @@ def test_every_cell_makes_a_valid_configuration(tmp_path: Path, scale: str) -> N
 def test_shared_cells_are_one_run(tmp_path: Path) -> None:
     setup = Setup("small", tmp_path)
     shared = [
-        next(c for c in experiment(name).at("small") if c.method == "learnable" and c.paper == 86.7)
+        next(c for c in all_experiments()[name].at("small") if c.method == "learnable" and c.paper == 86.7)
         for name in ("table-datasets", "table-networks", "table-image-level", "figure-joint", "figure-frozen-blocks")
     ]
     assert len({train_config(cell, setup).output for cell in shared}) == 1
-    covnet = next(c for c in experiment("table-covnet").cells if c.setting == "1 × 512")
+    covnet = next(c for c in all_experiments()["table-covnet"].cells if c.setting == "1 × 512")
     assert train_config(covnet, setup).output == train_config(shared[0], setup).output
     # only settings that a method uses identify its runs
     basic = Cell("basic")
@@ -180,7 +180,7 @@ def test_stand_ins_are_models_that_exist() -> None:
 
 @pytest.mark.parametrize("scale", ["full", "small"])
 def test_p2p_cells_train_p2p_net_with_its_own_settings(tmp_path: Path, scale: Any) -> None:
-    cells = [cell for cell in experiment("table-sota-p2p").cells if cell.network == "P2P-Net"]
+    cells = [cell for cell in all_experiments()["table-sota-p2p"].cells if cell.network == "P2P-Net"]
     found = [train_config(cell, Setup(scale, tmp_path)).resolve() for cell in cells]
     assert [config.method for config in found] == ["p2p", "p2p+isda", "p2p+learnable"]
     assert all(config.augmentation.interval == 10 and config.augmentation.frozen_blocks == 0 for config in found)

@@ -17,7 +17,7 @@ from semaug.studies import drawing, presets, theorem
 from semaug.studies.bench import VARIANTS, BenchConfig, Timing
 from semaug.studies.cells import Cell
 from semaug.studies.extras import known_extra, measure_extra
-from semaug.studies.registry import experiment
+from semaug.studies.presets import all_experiments
 from semaug.studies.reproduce import Choice, reproduce
 from semaug.studies.results import Section, SeedRun, collect
 from semaug.studies.scales import WORLDS, Setup, World, train_config
@@ -164,7 +164,7 @@ def test_means_spreads_and_differences(tmp_path: Path) -> None:
         finish(Cell("basic"), setup, seed, basic)
         finish(Cell("learnable"), setup, seed, learnable)
     finish(Cell("learnable"), setup, 7, 0.5)  # basic has no run with this seed
-    rows = {(r.cell.dataset, r.cell.method): r for r in collect(experiment("table-datasets"), setup, {})}
+    rows = {(r.cell.dataset, r.cell.method): r for r in collect(all_experiments()["table-datasets"], setup, {})}
     basic, learnable = rows["cub", "basic"], rows["cub", "learnable"]
     assert basic.mean == pytest.approx(84.5)
     assert basic.spread == pytest.approx(0.5**0.5)
@@ -177,7 +177,7 @@ def test_means_spreads_and_differences(tmp_path: Path) -> None:
     assert rows["nabirds", "basic"].mean is None
     assert rows["nabirds", "basic"].ours == "not run"
     assert "needs NABirds" in rows["nabirds", "basic"].reason
-    other = collect(experiment("table-datasets"), Setup("full", tmp_path, epochs=3), {})
+    other = collect(all_experiments()["table-datasets"], Setup("full", tmp_path, epochs=3), {})
     assert all(row.mean is None for row in other)  # other settings belong to other runs
 
 
@@ -268,7 +268,7 @@ def test_times_per_step_are_measured_for_each_number_of_frozen_blocks(
                                      seconds=[3.0, 5.0])}  # fmt: skip
 
     monkeypatch.setattr("semaug.studies.bench.timing.time_variants", time_variants)
-    setup, preset = Setup("small", tmp_path, device="cpu"), experiment("figure-frozen-blocks")
+    setup, preset = Setup("small", tmp_path, device="cpu"), all_experiments()["figure-frozen-blocks"]
     assert known_extra(preset, setup) == {}
     measure_extra(preset, setup)
     extra = known_extra(preset, setup)

@@ -14,7 +14,7 @@ from semaug.cli.main import main
 from semaug.cli.train import Train
 from semaug.data.readers import read_data
 from semaug.inference.runs import read_metrics
-from semaug.studies.registry import experiment
+from semaug.studies.presets import all_experiments
 from semaug.studies.reproduce import Choice, make_plan
 from semaug.studies.scales import Setup, train_config
 from semaug.training.trainer import train
@@ -55,7 +55,8 @@ def test_the_documented_command_under_torchrun_has_the_settings_of_the_preset(
     monkeypatch.setattr(Train, "run", lambda command: parsed.append(command))
     assert main(words[words.index("train") :]) == 0
     settings = asdict(parsed[0].resolve())
-    cell = next(c for c in experiment("table-imagenet").cells if c.network == "ResNet-50" and c.method == "learnable")
+    cells = all_experiments()["table-imagenet"].cells
+    cell = next(c for c in cells if c.network == "ResNet-50" and c.method == "learnable")
     preset = asdict(train_config(cell, Setup("full", tmp_path)).resolve())
     assert {name for name in preset if preset[name] != settings[name]} <= {"data", "data_root", "output", "workers"}
     assert (settings["images_on"], settings["data"]) == ("stream", "packed/imagenet")
@@ -77,7 +78,7 @@ def test_reproduce_finds_the_shards_and_streams_them(root: Path, tmp_path: Path)
     (words,) = documented("semaug reproduce table-imagenet")
     assert words[3:5] == ["--data", "packed"]
     setup = Setup("full", tmp_path, data=root / "packed")
-    plan = make_plan([experiment("table-imagenet")], setup, Choice(seeds=(0,)))
+    plan = make_plan([all_experiments()["table-imagenet"]], setup, Choice(seeds=(0,)))
     assert len(plan.configs) == 6
     assert not plan.reasons
     models = set()

@@ -51,7 +51,7 @@ class Reproduce(Command):
     """Where to train. Default: cuda if available, else cpu."""
 
     def run(self) -> None:
-        from semaug.studies.registry import all_experiments
+        from semaug.studies.presets import all_experiments
         from semaug.studies.reproduce import Choice, reproduce
         from semaug.studies.scales import Setup
 

@@ -163,7 +163,7 @@ def _make_logarithmic(axes: "Axes", name: Literal["x", "y"]) -> None:
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,), numticks=7))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # 1000, where three digits give 1e+03
 
 
 def _label_ends(axes: "Axes", chart: LineChart) -> None:

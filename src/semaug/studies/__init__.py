@@ -6,10 +6,10 @@
 | `paired`, `tables`                | paired statistics; tables as text                                          |
 | `workers`                         | training runs in worker processes                                          |
 | `reproduce`                       | run what is missing of the paper's experiments, and report all results     |
-| `cells`, `presets`, `registry`    | what an experiment is; one module for each; their discovery                |
+| `cells`, `presets`                | what an experiment is; one module for each, and their discovery            |
 | `scales`                          | how a cell becomes a training run, at the paper's scale and at a small one |
 | `results`, `extras`               | what runs have measured; what is measured besides                          |
-| `page`, `drawing`, `published`    | the report, its charts, published results of other methods                 |
+| `page`, `drawing`                 | the report and its charts                                                  |
 | `bench`                           | the cost of a training step                                                |
 | `theorem`                         | Theorem 1 in numbers                                                       |
 | `demo`                            | methods on the embedded birds                                              |

@@ -12,9 +12,10 @@ from semaug.report.charts import LineChart, Series
 from semaug.report.reading import method_title, number
 from semaug.studies.cells import DATASETS
 from semaug.studies.presets.figure_frozen_blocks import PAPER_HOURS
-from semaug.studies.published import published
+from semaug.studies.presets.table_sota_p2p import published
 from semaug.studies.results import Row, Section
 from semaug.studies.scales import Setup
+from semaug.training.methods import METHODS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -144,7 +145,7 @@ def _theorem_charts(extra: dict[str, Any]) -> list[LineChart]:
 
 def _training_curves(section: Section) -> list[LineChart]:
     """Mean of Σ and its share of the loss, epoch by epoch, of the cells that learn Σ."""
-    rows = [row for row in section.rows if row.cell.method in ("joint", "learnable") and row.runs]
+    rows = [row for row in section.rows if METHODS[row.cell.method].learns and row.runs]
     numbers = slots([row.cell.method for row in rows])
     kinds = (
         ("variance_mean", "Variance", "Mean of the diagonal of Σ in each epoch; the band is ± over seeds"),

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from semaug.report.html import chart, environment, line_charts, render_page
 from semaug.studies import drawing
-from semaug.studies.published import published
+from semaug.studies.presets.table_sota_p2p import published
 from semaug.studies.results import NOT_RUN, Section
 from semaug.studies.scales import Setup
 

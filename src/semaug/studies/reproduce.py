@@ -10,7 +10,7 @@ import torch
 from semaug.studies.cells import DATASETS, Cell, Experiment
 from semaug.studies.extras import known_extra, measure_extra
 from semaug.studies.page import render
-from semaug.studies.registry import all_experiments, experiments
+from semaug.studies.presets import all_experiments, experiments
 from semaug.studies.results import Section, collect, finished_runs
 from semaug.studies.scales import NETWORKS, Setup, draw_world, missing_data, train_config
 from semaug.studies.workers import default_jobs, reason_of, train_all

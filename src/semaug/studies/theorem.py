@@ -120,7 +120,7 @@ class Problem:
         parts = source.split([parameter.numel() for parameter in named.values()])
         return {name: part.view(named[name].shape) for name, part in zip(named, parts, strict=True)}
 
-    def train_loss(self, head: Tensor, source: Tensor, batch: _Batch) -> Tensor:
+    def _train_loss(self, head: Tensor, source: Tensor, batch: _Batch) -> Tensor:
         """``L_train(θ_f; θ_g)``: the ISDA loss with CovNet's Σ."""
         covariance = cast(Covariance, functional_call(self.covnet, self.source_parameters(source), batch))
         return isda_loss(*batch, *self.head_parameters(head), covariance, self.strength, validate=False)
@@ -135,12 +135,12 @@ class Problem:
             train: Batch of the pseudo update.
             meta: Batch of the meta loss.
         """
-        pseudo = head - alpha * self.train_gradient(head, source, train)
+        pseudo = head - alpha * self._train_gradient(head, source, train)
         return isda_loss(*meta, *self.head_parameters(pseudo), None, validate=False)
 
-    def train_gradient(self, head: Tensor, source: Tensor, batch: _Batch) -> Tensor:
+    def _train_gradient(self, head: Tensor, source: Tensor, batch: _Batch) -> Tensor:
         """``∇_{θ_f} L_train(θ_f; θ_g)``."""
-        return cast(Tensor, grad(self.train_loss)(head, source, batch))
+        return cast(Tensor, grad(self._train_loss)(head, source, batch))
 
     def meta_gradient(self, head: Tensor, source: Tensor, alpha: Tensor, train: _Batch, meta: _Batch) -> Tensor:
         """``∇_{θ_g} L_meta(θ̃(θ_g))``, differentiated through the pseudo update.
@@ -171,44 +171,51 @@ class Problem:
             The new θ_f and θ_g.
         """
         source = source - beta * self.meta_gradient(head, source, alpha, train, meta)
-        return head - alpha * self.train_gradient(head, source, train), source
+        return head - alpha * self._train_gradient(head, source, train), source
 
     def constants(self, alpha: float, generator: torch.Generator) -> tuple[float, float]:
         """L and σ of θ_g ↦ L_meta(θ̃(θ_g)) at the start: the Hessian's norm, and the noise of minibatches."""
         rate = torch.tensor(alpha, dtype=torch.float64)
         curvature = hessian(self.meta_loss)(self.source, self.head, rate, self.train, self.meta)
 
-        def deviation(train: Tensor, meta: Tensor) -> Tensor:
-            return self.meta_gradient(self.head, self.source, rate, *self._rows(train, meta)) - exact
-
         exact = self.meta_gradient(self.head, self.source, rate, self.train, self.meta)
-        noise = vmap(deviation)(*self._draw(500, generator))
+        batches = self._rows(*self._draw(500, generator))
+        noise = vmap(self.meta_gradient, (None, None, None, 0, 0))(self.head, self.source, rate, *batches) - exact
         return float(torch.linalg.matrix_norm(curvature, 2)), float(noise.square().sum(1).mean().sqrt())
 
     def trajectory(self, rates: _Rates, steps: int, generator: torch.Generator) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Several runs side by side, each with its own minibatches: ``(t, θ_f, θ_g)`` for t = 0 … steps."""
+        """Follow several runs side by side, each with its own minibatches.
 
-        def half_step(
-            head: Tensor, source: Tensor, alpha: Tensor, beta: Tensor, train: Tensor, meta: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            return self.step(head, source, alpha, beta, *self._rows(train, meta))
+        Args:
+            rates: α and β of all runs at a step.
+            steps: Number of steps.
+            generator: Source of the minibatches.
 
+        Yields:
+            ``(t, θ_f, θ_g)`` for t = 0 … steps.
+        """
         members = len(rates(0)[0])
         heads, sources = self.head.repeat(members, 1), self.source.repeat(members, 1)
         yield 0, heads, sources
         for time in range(steps):
-            indices = self._draw(members, generator)
-            heads, sources = vmap(half_step)(heads, sources, *rates(time), *indices)
+            batches = self._rows(*self._draw(members, generator))
+            heads, sources = vmap(self.step)(heads, sources, *rates(time), *batches)
             yield time + 1, heads, sources
 
     def squared_meta_gradient(self, heads: Tensor, sources: Tensor, alpha: Tensor) -> Tensor:
-        """``‖∇_{θ_g} L_meta(θ̃(θ_g))‖²`` of each run on all samples, (members,)."""
+        """``‖∇_{θ_g} L_meta(θ̃(θ_g))‖²`` of each run on all samples, (members,).
+
+        Args:
+            heads: θ_f of the runs.
+            sources: θ_g of the runs.
+            alpha: Their learning rates α.
+        """
         gradient = vmap(self.meta_gradient, (0, 0, 0, None, None))(heads, sources, alpha, self.train, self.meta)
         return gradient.square().sum(1)
 
     def squared_train_gradient(self, heads: Tensor, sources: Tensor) -> Tensor:
         """``‖∇_{θ_f} L_train(θ_f; θ_g)‖²`` of each run on all samples, (members,)."""
-        return vmap(self.train_gradient, (0, 0, None))(heads, sources, self.train).square().sum(1)
+        return vmap(self._train_gradient, (0, 0, None))(heads, sources, self.train).square().sum(1)
 
     def _draw(self, members: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Indices of uniform minibatches with replacement, of the training and the meta set, (members, 16)."""
@@ -217,6 +224,7 @@ class Problem:
         return first, second
 
     def _rows(self, train: Tensor, meta: Tensor) -> tuple[_Batch, _Batch]:
+        """The minibatches (members, 16, D) and (members, 16) of indices."""
         return (self.train[0][train], self.train[1][train]), (self.meta[0][meta], self.meta[1][meta])
 
 

@@ -105,6 +105,11 @@ class Method:
         """Whether the method has a Σ."""
         return self.source is not None
 
+    @property
+    def learns(self) -> bool:
+        """Whether the method learns its Σ."""
+        return "meta_lr" in self.options
+
     def resolve(self, settings: Augmentation) -> Augmentation:
         """Fill in this method's default `interval` if the settings have None."""
         if settings.interval is not None:

@@ -21,7 +21,13 @@ class Tracker:
     """A log of numbers; the base class logs nothing."""
 
     def log(self, epoch: int, numbers: Mapping[str, float], *, final: bool = False) -> None:
-        """Log the metrics of an epoch or, if `final`, the scores of the model of the best epoch."""
+        """Log the metrics of an epoch or the scores of the final model.
+
+        Args:
+            epoch: The epoch, counted from 1; the best one if `final`.
+            numbers: Metrics or scores by name.
+            final: Whether these are the scores of the model of the best epoch.
+        """
 
     def close(self) -> None:
         """Finish the log."""

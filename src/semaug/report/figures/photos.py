@@ -57,7 +57,8 @@ def photo_grid(blocks: Sequence[PhotoBlock]) -> "Figure":
     def write(x: float, y: float, text: str, **look: Any) -> None:
         axes.text(x, y, text, va="top", linespacing=1.15, **look)
 
-    def show(photo: Photo, x: float, y: float, size: float) -> None:
+    def show(photo: Photo, corner: tuple[float, float], size: float) -> None:
+        x, y = corner
         axes.imshow(photo.picture, interpolation="antialiased", extent=(x, x + size, y + size, y))
         if photo.good is not None:
             look: dict[str, Any] = {"ec": COLOURS[0]} if photo.good else {"ec": COLOURS[1], "ls": (0, (2.2, 1.1))}
@@ -69,13 +70,13 @@ def photo_grid(blocks: Sequence[PhotoBlock]) -> "Figure":
         write(x, y, _wrapped(block.title, 60), size=10, weight="bold")
         y += head
         if block.query:
-            show(block.query, x, y, 1.25)
+            show(block.query, (x, y), 1.25)
         for label, note, photos in block.rows:
             lines = _wrapped(label, 18)
             write(x + start, y + 0.1, lines, size=9, weight="bold")
             write(x + start, y + 0.28 + 0.15 * lines.count("\n"), _wrapped(note, 24), size=7, color=SOFT)
             for k, photo in enumerate(photos):
-                show(photo, x + start + 1.5 + k * step, y, side)
+                show(photo, (x + start + 1.5 + k * step, y), side)
             y += line
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="auto")
     axes.set_axis_off()

@@ -10,7 +10,29 @@ results of 17 other methods are in `published.json`, with the base model and the
 about fifteen times the training of ResNet-50 in the table of data sets, whose cells are used here too.
 """
 
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+
 from semaug.studies.cells import Experiment, method_cells
+
+
+@dataclass(frozen=True)
+class Published:
+    """A result of another method."""
+
+    method: str
+    venue: str
+    backbone: str
+    accuracy: float  # top-1 in %
+    citation: str  # entry of the paper's bibliography
+
+
+def published() -> list[Published]:
+    """The results of other methods, in the order of the paper's table."""
+    content = json.loads(files("semaug.studies").joinpath("published.json").read_text(encoding="utf-8"))
+    return [Published(**row) for row in content["rows"]]
+
 
 EXPERIMENT = Experiment(
     name="table-sota-p2p",
