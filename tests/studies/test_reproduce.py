@@ -3,8 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
-import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 
 from photos import photo_folder
 from semaug.cli.main import main
+from semaug.report.figures import FIGURES, FigureKind
 from semaug.studies import drawing, presets, theorem
 from semaug.studies.bench import VARIANTS, BenchConfig, Timing
 from semaug.studies.cells import Cell
@@ -195,16 +194,15 @@ def test_pictures_are_drawn_once_and_a_failing_one_is_reported(
 ) -> None:
     seen: list[Any] = []
 
-    def tsne(runs: Any) -> Picture:
+    def tsne(runs: Any) -> Any:
         seen.append(runs)
         return Picture()
 
-    def neighbours(runs: Any) -> Picture:
+    def neighbours(runs: Any) -> Any:
         raise ValueError("no such thing")
 
-    stub = types.SimpleNamespace(tsne=tsne, neighbours=neighbours)
-    monkeypatch.setitem(sys.modules, "semaug.report.figures", stub)
-    monkeypatch.setattr("semaug.report.figures", stub, raising=False)
+    monkeypatch.setitem(FIGURES, "tsne", FigureKind(tsne, "all", ""))
+    monkeypatch.setitem(FIGURES, "neighbours", FigureKind(neighbours, "all", ""))
     setup = Setup("small", tmp_path, photos)
     for cell in (Cell("basic"), Cell("learnable"), Cell("constant"), Cell("isda")):
         finish(cell, setup, 0, 0.5)

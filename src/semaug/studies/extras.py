@@ -6,7 +6,6 @@ Results are cached in `OUTPUT/extras`, under a digest of the runs that they depe
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from semaug.studies.cells import DATASETS, Experiment, Extra
 from semaug.studies.results import finished_runs
 from semaug.studies.scales import Setup
+from semaug.training.settings import required
 from semaug.util.errors import RunError
 from semaug.util.files import read_json, write_json
 
@@ -52,14 +52,16 @@ def _file(experiment: Experiment, setup: Setup) -> Path:
 
 def _pictures(experiment: Experiment, setup: Setup) -> Extra:
     """Draw one picture for each data set whose runs are finished."""
-    pictures, missing = [], []
+    from semaug.report.figures import FIGURES
+
+    kind, pictures, missing = FIGURES[required(experiment.picture)], [], []
     for dataset in dict.fromkeys(cell.dataset for cell in experiment.cells):
         cells = [cell for cell in experiment.at(setup.scale) if cell.dataset == dataset]
         runs = {cell.method: finished[0].run for cell in cells if (finished := finished_runs(cell, setup))}
         if len(runs) < len(cells):
             missing.append(DATASETS[dataset])
             continue
-        figure = _figure(experiment, runs)
+        figure = kind.draw(runs) if kind.runs == "all" else kind.draw(*runs.values())
         pictures.append(
             {
                 "title": f"{DATASETS[dataset]}: {figure.title}" if len(experiment.cells) > 3 else figure.title,
@@ -73,11 +75,3 @@ def _pictures(experiment: Experiment, setup: Setup) -> Extra:
         raise RunError("its runs have not finished")
     lines = [f"No picture of {', '.join(missing)}: the runs are missing."] if missing else []
     return {"pictures": pictures, "lines": lines}
-
-
-def _figure(experiment: Experiment, runs: Mapping[str, Path]) -> Any:
-    from semaug.report import figures
-
-    if experiment.picture == "augmentations":
-        return figures.augmentations(runs["learnable"])
-    return figures.neighbours(runs) if experiment.picture == "neighbours" else figures.tsne(runs)
