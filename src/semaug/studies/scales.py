@@ -160,8 +160,8 @@ def method_of(cell: Cell) -> str:
 def _full(cell: Cell, setup: Setup) -> TrainConfig:
     spec, imagenet = NETWORKS[cell.network], cell.dataset == "imagenet"
     config = TrainConfig(cell.dataset, setup.data, model=spec.model, method=method_of(cell), pretrained=not imagenet)
-    if spec.composite:  # the defaults of its methods are the paper's settings
-        return replace(config, augmentation=METHODS[cell.method].relevant(Augmentation()))
+    if spec.composite:  # apart from λ0, the defaults of its methods are the paper's settings
+        return replace(config, augmentation=METHODS[cell.method].relevant(Augmentation(strength=cell.strength)))
     augmentation = Augmentation(
         strength=cell.strength,
         strength_power=cell.power,
