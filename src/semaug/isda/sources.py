@@ -166,22 +166,22 @@ class ClassCovariance(Source):
             )
         features, labels = distributed.gather_rows(features, labels)
         full = self.form == "full"
-        if full:
-            rows, places = labels.unique(return_inverse=True)
-        else:  # a row for each sample, because to count the classes the host would wait for an accelerator
-            rows, places = labels, _first_of_class(labels, self.num_classes)
         with full_precision(features):
-            counts, means, deviations = class_statistics(features.to(self.mean.dtype), places, len(rows), full)
-        if not full:
-            counts, means, deviations = counts[places], means[places], deviations[places]
+            if full:
+                rows, places = labels.unique(return_inverse=True)
+                counts, means, deviations = class_statistics(features.to(self.mean.dtype), places, len(rows), full)
+            else:  # a row for each sample, because to count the classes the host would wait for an accelerator
+                rows = labels
+                counts, means, deviations = _statistics_of_own_class(features.to(self.mean.dtype), labels)
         # The exact statistics of all samples, from those before and those of the batch (Chan, Golub, LeVeque 1979).
-        total = self.count[rows] + counts
-        share = counts / total.clamp_min(1)
-        difference = means - self.mean[rows]
-        cross = (self.count[rows] * share)[:, None] * difference
+        before, mean = self.count[rows], self.mean[rows]
+        total = before + counts
+        share = counts / total
+        difference = means - mean
+        cross = (before * share)[:, None] * difference
         between = cross[:, :, None] * difference[:, None, :] if full else cross * difference
         self.deviation[rows] = self.deviation[rows] + deviations + between
-        self.mean[rows] = self.mean[rows] + difference * share[:, None]
+        self.mean[rows] = mean + difference * share[:, None]
         self.count[rows] = total
 
     def covariance(self) -> Tensor:
@@ -327,8 +327,12 @@ def _sum_by_class(values: Tensor, labels: Tensor, classes: int) -> Tensor:
     return total.index_add_(0, labels, values)
 
 
-def _first_of_class(labels: Tensor, classes: int) -> Tensor:
-    """For each sample of a batch (N,), the position of the first sample of its class."""
-    positions = torch.arange(len(labels), device=labels.device)
-    first = positions.new_full((classes,), len(labels)).scatter_reduce(0, labels, positions, "amin")
-    return first[labels]
+def _statistics_of_own_class(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each sample the count (N,), mean (N, D) and summed squared deviations (N, D) of its class in the batch.
+
+    Matrix products instead of sums by class: few kernels, and deterministic on every device.
+    """
+    same = (labels[:, None] == labels).to(features.dtype)
+    counts = same.sum(1)
+    means = same @ features / counts[:, None]
+    return counts, means, same @ (features - means).square()

@@ -21,7 +21,7 @@ StrengthOption = Literal["auto"] | float
 SHARE = 0.2
 """The ISDA loss at the end of training as a share of log C, the loss of guessing."""
 RATE = 0.1  # share of the way to the solution that λ takes in one update
-NEWTON_STEPS = 5
+NEWTON_STEPS = 2  # from the present λ, which is near the solution
 
 
 def strength(step: float, total: float, maximum: float = 10.0, power: float = 1.0) -> float:
@@ -206,11 +206,11 @@ class AutoStrength(Strength):
     def update(self) -> None:
         """Move λ towards the solution for the observed batch; see :meth:`Strength.update`."""
         logits, added = (torch.cat(parts) for parts in list(zip(*self._batch, strict=True))[:2])
-        weights = torch.cat([torch.full_like(part[:, 0], share, dtype=torch.float64) for part, _, share in self._batch])
+        weights = torch.cat([torch.full_like(part[:, 0], share) for part, _, share in self._batch])
         self._batch.clear()
-        goal = self.share * math.log(logits.shape[1]) * self.progress
-        solution = _solve(logits, added, weights, goal, self.value)
-        self.value.lerp_(solution.where(solution.isfinite(), self.value), RATE)
+        goal = (self.share * math.log(logits.shape[1]) * self.progress).to(logits.dtype)
+        solution = _solve(logits, added, weights, goal, self.value.to(logits.dtype))
+        self.value.lerp_(solution.to(self.value.dtype).where(solution.isfinite(), self.value), RATE)
 
     def discard(self) -> None:
         """Forget the observed batch; see :meth:`Strength.discard`."""
@@ -251,20 +251,20 @@ def _solve(logits: Tensor, added: Tensor, weights: Tensor, goal: Tensor, start: 
         start: Where to start, a scalar.
 
     Returns:
-        λ, a scalar; NaN if nothing is added to any logit.
+        λ, a scalar; not finite if nothing is added to any logit.
     """
     rival = logits.masked_fill(added == 0, -math.inf).argmax(1, keepdim=True)
     level, slope = _sums(weights, logits.gather(1, rival)[:, 0], added.gather(1, rival)[:, 0])
-    bound = ((goal - level) / slope).clamp(0, LARGEST_STRENGTH).where(slope > 0, math.nan)
+    bound = ((goal - level) / slope).clamp(0, LARGEST_STRENGTH)  # NaN or the limit if nothing is added
     value = torch.minimum(start, bound)
     for _ in range(NEWTON_STEPS):
-        augmented = logits + value * added
-        losses = augmented.logsumexp(1)
-        level, slope = _sums(weights, losses, ((augmented - losses[:, None]).exp() * added).sum(1))
+        augmented = torch.addcmul(logits, added, value)
+        shares = augmented.log_softmax(1)
+        level, slope = _sums(weights, augmented[:, 0] - shares[:, 0], (shares.exp() * added).sum(1))
         value = torch.minimum((value + (goal - level) / slope).clamp_min(0), bound)
-    return value
+    return value / (slope > 0)
 
 
 def _sums(weights: Tensor, *values: Tensor) -> list[Tensor]:
-    """The weighted sums of values (N,) over the samples of all ranks, in fp64."""
-    return distributed.sum_over_ranks([torch.dot(weights, value.double()) for value in values])
+    """The weighted sums of values (N,) over the samples of all ranks."""
+    return distributed.sum_over_ranks([torch.dot(weights, value) for value in values])

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from semaug.isda.covariance import Covariance
-from semaug.isda.loss import augmented_logits
-from semaug.meta.losses import weighted_loss
+from semaug.isda.loss import plain_logits
 from semaug.meta.problem import global_norm
 from semaug.util import distributed
 
@@ -51,15 +51,13 @@ class Diagnostics:
         Returns:
             The means from which :meth:`summary` is computed.
         """
-        plain = weighted_loss(
-            image_weights, features, labels, *head, None, label_smoothing=label_smoothing, validate=False
-        )
-        logits = augmented_logits(features, labels, *head, None, validate=False)
-        answers = labels.argmax(1) if labels.is_floating_point() else labels
+        logits, soft = plain_logits(features, *head), labels.is_floating_point()
+        answers, target = (labels.argmax(1), labels.to(logits.dtype)) if soft else (labels, labels)
+        plain = F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
         variance = covariance.diagonal().double()
         return {
             "train_loss": loss,
-            "plain_loss": plain,
+            "plain_loss": (plain if image_weights is None else image_weights * plain).mean(),
             "accuracy": (logits.argmax(1) == answers).double().mean(),
             "variance": variance.mean(0),
             "variance_square": variance.square().mean(0),

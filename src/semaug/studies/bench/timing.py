@@ -14,6 +14,7 @@ from torch.optim import SGD, Optimizer
 
 from semaug import p2p
 from semaug.inference.classifier import as_composite
+from semaug.isda.strength import StrengthOption
 from semaug.meta.graphs import WARM_UP
 from semaug.meta.learner import LearnableAugmentation
 from semaug.meta.optimizers import make_optimizer
@@ -78,9 +79,8 @@ def make_learner(
         model, autocast = model.to(dtype), None
     if autocast == torch.float16:  # a small scale: the first step must not overflow
         scaler = GradScaler(torch.device(required(config.device)).type, init_scale=2.0**10)
-    augmentation = Augmentation(
-        strength=settings.STRENGTH, frozen_blocks=required(config.frozen_blocks), **variant.overrides
-    )
+    strength: StrengthOption = "auto" if as_timed else settings.STRENGTH
+    augmentation = Augmentation(strength, frozen_blocks=required(config.frozen_blocks), **variant.overrides)
     torch.manual_seed(config.seed)
     method = method_on("p2p" if config.p2p else None, required(variant.method)).name
     learner = learner_of(
@@ -90,6 +90,7 @@ def make_learner(
     if dtype is not None:
         learner.source.to(dtype)
     learner.check_values = False
+    learner.set_progress(0.5)
     return learner
 
 
