@@ -41,7 +41,7 @@ KINDS = {
 }
 MOMENTS = ("any", *["in a write", "after a write", "while training"] * 3)
 WRITES = (1, 2, 3)  # checkpoints that a process may begin to write before it is killed
-TIMED = ("seconds", "images_per_second")
+TIMED = ("seconds", "validation_seconds", "saving_seconds", "images_per_second")
 
 
 def arguments(photos: Path, output: Path, kind: str, epochs: int) -> list[str]:

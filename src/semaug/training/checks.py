@@ -1,4 +1,4 @@
-"""Checks during training: numbers that are not finite, BatchNorm over a single value, a CovNet that is not learning."""
+"""Checks during training: breakdown, BatchNorm over a single value, a CovNet that is not learning."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,10 @@ from semaug.util.errors import TrainingError
 
 GRADIENT_NORM = "gradient_norm"
 """Name of a number that is checked after each step, but is not a metric."""
+NOT_FINITE = "val_not_finite"
+"""Name of the number of validation images without a finite loss, in the rows of epochs that have any."""
+EXPLODED = 100  # a training loss of so many times log C, far above that of guessing, has exploded
+SIGNIFICANT = 5.0  # standard errors by which an accuracy must have fallen
 OVERFLOWS_ALLOWED = 20  # consecutive steps without a finite loss in fp16
 COVNET_EPOCHS = 2  # epochs with augmentation after which a CovNet should have changed …
 LITTLE_DRIFT = 1e-3  # … by this share of its norm,
@@ -37,6 +41,35 @@ class FiniteCheck:
             if self._consecutive > self._allowed:
                 return i
         return None
+
+
+def breakdown(metrics: Sequence[Mapping[str, Any]], classes: int, images: int, chance: float) -> str | None:
+    """Describe how training has broken down, from the metrics of all epochs; None if it has not.
+
+    It has if, in the last epoch, the training accuracy is back at chance after it had been far above, or if the loss
+    has exploded in two successive epochs, both at chance: a network can recover from a peak within one.
+
+    Args:
+        metrics: A row for each epoch.
+        classes: Number of classes, ≥ 2.
+        images: Number of training images.
+        chance: Accuracy without having learned anything: the share of the largest class.
+    """
+    at_chance = min(2 * chance, chance + (1 - chance) / 10)
+    far_above = min(10 * chance, (1 + chance) / 2)
+    accuracy, best = metrics[-1]["train_accuracy"], max(row["train_accuracy"] for row in metrics)
+    pooled = (accuracy + best) / 2
+    noise = math.sqrt(2 * pooled * (1 - pooled) / images)  # of a difference between the accuracies of two epochs
+    if accuracy < at_chance and best > far_above and best - accuracy > SIGNIFICANT * noise:
+        return f"the training accuracy fell from {best:.1%} to {accuracy:.1%}, that of guessing"
+    exploded = [
+        row["train_loss"] > EXPLODED * math.log(classes) and row["train_accuracy"] < at_chance for row in metrics[-2:]
+    ]
+    if len(exploded) == 2 and all(exploded):
+        return (
+            f"the training loss exploded to {metrics[-1]['train_loss']:.2g}, at a training accuracy of {accuracy:.1%}"
+        )
+    return None
 
 
 def refuse_single_values(model: nn.Module) -> None:
