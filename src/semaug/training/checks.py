@@ -46,29 +46,26 @@ class FiniteCheck:
 def breakdown(metrics: Sequence[Mapping[str, Any]], classes: int, images: int, chance: float) -> str | None:
     """Describe how training has broken down, from the metrics of all epochs; None if it has not.
 
-    It has if, in the last epoch, the training accuracy is back at chance after it had been far above, or if the loss
-    has exploded in two successive epochs, both at chance: a network can recover from a peak within one.
+    It has if the last epoch has lost nine tenths of what had been learned, or if the loss has exploded in two successive
+    epochs at the accuracy of guessing: a network can recover from a peak within one.
 
     Args:
         metrics: A row for each epoch.
         classes: Number of classes, ≥ 2.
         images: Number of training images.
-        chance: Accuracy without having learned anything: the share of the largest class.
+        chance: Accuracy of guessing: the share of the largest class.
     """
-    at_chance = min(2 * chance, chance + (1 - chance) / 10)
-    far_above = min(10 * chance, (1 + chance) / 2)
     accuracy, best = metrics[-1]["train_accuracy"], max(row["train_accuracy"] for row in metrics)
+    had_learned = best > min(10 * chance, (1 + chance) / 2)
     pooled = (accuracy + best) / 2
     noise = math.sqrt(2 * pooled * (1 - pooled) / images)  # of a difference between the accuracies of two epochs
-    if accuracy < at_chance and best > far_above and best - accuracy > SIGNIFICANT * noise:
-        return f"the training accuracy fell from {best:.1%} to {accuracy:.1%}, that of guessing"
-    exploded = [
-        row["train_loss"] > EXPLODED * math.log(classes) and row["train_accuracy"] < at_chance for row in metrics[-2:]
-    ]
-    if len(exploded) == 2 and all(exploded):
-        return (
-            f"the training loss exploded to {metrics[-1]['train_loss']:.2g}, at a training accuracy of {accuracy:.1%}"
-        )
+    if had_learned and accuracy < chance + (best - chance) / 10 and best - accuracy > SIGNIFICANT * noise:
+        fall = f"from {100 * best:.1f} % to {100 * accuracy:.1f} %"
+        return f"the training accuracy fell {fall}, and guessing gives {100 * chance:.1f} %"
+    guessing, limit, last = min(2 * chance, chance + (1 - chance) / 10), EXPLODED * math.log(classes), metrics[-2:]
+    if len(last) == 2 and all(row["train_loss"] > limit and row["train_accuracy"] < guessing for row in last):
+        loss = f"{last[1]['train_loss']:.2g}"
+        return f"the training loss exploded to {loss}, with a training accuracy of {100 * accuracy:.1f} %"
     return None
 
 

@@ -3,6 +3,7 @@
 import math
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -148,6 +149,7 @@ class Trainer:
         transforms = METHODS[config.method].images(len(data.classes))
         self._batches = Batches(data.train, data.splits["train"], transforms, config, self._loader)
         self._finite_check = FiniteCheck(self._batches.steps, config.precision == "fp16")
+        self._chance = max(Counter(data.splits["train"].labels).values()) / len(data.splits["train"])
         self._beginning: dict[str, Any] | None = None  # the initial state, until there is a checkpoint
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -300,11 +302,9 @@ class Trainer:
         """Copy all that a checkpoint holds besides the progress, when the checkpoint before is written."""
         self.run.wait()
         self.optimization.average_buffers()
-        best = {
-            "model": self.optimization.evaluated.state_dict(),
-            "source": self.optimization.learner.source.state_dict(),
-        }
-        return checkpoints.snapshot({"last": self.optimization.state_dict(), "best": best})
+        optimization = self.optimization
+        best = {"model": optimization.evaluated.state_dict(), "source": optimization.learner.source.state_dict()}
+        return checkpoints.snapshot({"last": optimization.state_dict(), "best": best})
 
     def _save(self, snapshot: dict[str, Any], *, is_best: bool = False) -> None:
         best = {**snapshot["best"], "epoch": self.state.epoch} if is_best else None
@@ -344,15 +344,14 @@ class Trainer:
 
     def _raise_if_broken_down(self) -> None:
         """Stop a run that has learned and lost it; the same command does not train on, as its metrics are saved."""
-        state, labels = self.state, np.array(self.data.splits["train"].labels)
-        classes, chance = len(self.data.classes), np.bincount(labels).max() / len(labels)
-        reason = breakdown(state.metrics, classes, len(labels), float(chance))
+        state = self.state
+        reason = breakdown(state.metrics, len(self.data.classes), self._batches.images, self._chance)
         if reason is None:
             return
         if _write_best(self.config, self.run, self.optimization.evaluated) is None:
             good = "there was no epoch to save as the best"
         else:
-            scores = f"the best on validation with {state.best:.1%}"
+            scores = f"the best on validation with {100 * state.best:.1f} %"
             good = f"{self.run.folder} has the model of epoch {state.best_epoch}, {scores}"
         smaller = "a smaller `strength` or a smaller `lr`" if METHODS[self.config.method].augments else "a smaller `lr`"
         raise TrainingError(

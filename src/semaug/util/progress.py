@@ -62,7 +62,7 @@ class Progress:
         left = duration(per_epoch * (epochs - row["epoch"]))
         parts = [
             f"epoch {row['epoch']}/{epochs}",
-            f"loss {row['train_loss']:.3f}",
+            f"loss {row['train_loss']:{'.3f' if row['train_loss'] < 1e6 else '.1e'}}",
             f"train {100 * row['train_accuracy']:.1f} %",
         ]
         if "val_top1" in row:

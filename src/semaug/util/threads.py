@@ -1,9 +1,8 @@
 """Threads on the CPU: how they wait for each other, and how many cores there are for them.
 
-The threads of an operator wait for the last of them. OpenMP lets them spin, which gains nothing on free cores and on busy
-ones takes the time that the last one needs: beside two busy processes on two cores, training ran at a fraction of its
-speed. A passive thread sleeps. OpenMP reads the policy when torch is imported, so :mod:`semaug` imports this module first.
-A policy that the user has set is respected.
+The threads of an operator wait for the slowest. By default OpenMP lets them spin meanwhile, and on busy cores they take
+the time that the slowest needs. With a passive policy they sleep. OpenMP reads the policy when torch is imported, so
+:mod:`semaug` imports this module first. What the user has set is not changed.
 """
 
 import os
