@@ -46,8 +46,8 @@ class FiniteCheck:
 def breakdown(metrics: Sequence[Mapping[str, Any]], classes: int, images: int, chance: float) -> str | None:
     """Describe how training has broken down, from the metrics of all epochs; None if it has not.
 
-    It has if the last epoch has lost nine tenths of what had been learned, or if the loss has exploded in two successive
-    epochs at the accuracy of guessing: a network can recover from a peak within one.
+    It has if the last epoch has lost nine tenths of what had been learned, or if the loss has exploded in two epochs in
+    a row at the accuracy of guessing: a network can recover from a peak within one.
 
     Args:
         metrics: A row for each epoch.
