@@ -9,6 +9,9 @@ Three files hold the method of the paper:
 | `meta/algorithm.py` | the meta loop that learns Σ (Algorithm 1)      |
 """
 
+from semaug.util import threads as _threads  # noqa: F401  # first, as it must precede torch
+
+# isort: split
 from semaug.isda.covariance import Covariance, Diagonal, Full
 from semaug.isda.criterion import ISDALoss
 from semaug.isda.loss import augmented_logits, isda_loss

@@ -158,3 +158,24 @@ def test_a_flipped_version_is_damage(tmp_path: Path) -> None:
         assert content[18:20] == b"2\n"
         with pytest.warns(UserWarning, match="damaged"):
             assert checkpoints.load(tmp_path / "last") == {"epoch": 1}
+
+
+def test_a_snapshot_keeps_values_strides_and_shared_memory(tmp_path: Path) -> None:
+    weight = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    state = {"weight": weight, "row": weight[1], "expanded": torch.ones(1).expand(1_000_000), "none": [None, 2, ()]}
+    state |= {"empty": torch.empty(0), "parameter": torch.nn.Parameter(torch.zeros(2)), "again": {"weight": weight}}
+    copy = checkpoints.snapshot(state)
+    expected = weight.clone()
+    weight.zero_()
+    assert copy["none"] == [None, 2, ()]
+    assert torch.equal(copy["weight"], expected)
+    assert torch.equal(copy["row"], expected[1])
+    assert copy["weight"].stride() == weight.stride()
+    assert copy["weight"].data_ptr() == copy["again"]["weight"].data_ptr() != weight.data_ptr()
+    assert copy["expanded"].shape == (1_000_000,)
+    assert copy["parameter"].shape == (2,)
+    checkpoints.save(tmp_path / "copy", copy)
+    assert (tmp_path / "copy").stat().st_size < 10_000, "expanded memory is stored once, not a million times"
+    loaded = checkpoints.load(tmp_path / "copy")
+    assert loaded is not None
+    assert torch.equal(loaded["weight"], expected)

@@ -16,7 +16,7 @@ from semaug.training.methods import METHODS, Augmentation
 from semaug.training.trainer import train
 from semaug.util.files import read_json
 
-TIMES = ("seconds", "images_per_second")
+TIMES = ("seconds", "validation_seconds", "saving_seconds", "images_per_second")
 SIZES: dict[str, Any] = {"epochs": 2, "batch_size": 3, "val_per_class": 1}
 
 

@@ -27,7 +27,7 @@ from several import environment, free_port
 WHOLE = ("mixup", "cutmix", "erased", "changed")  # made by two processes
 OWN = ("snapmix", "manifold", "local")  # of two processes; each mixes, or takes pseudo updates on, images of its own
 CHAINED = ("paper", "pipelined", "micro", "isda")  # begun by four processes, continued by two, and ended by one
-TIMES = ("seconds", "images_per_second")
+TIMES = ("seconds", "validation_seconds", "saving_seconds", "images_per_second")
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ Undisturbed = Callable[..., Path]
 BeforeStep = Callable[[Callable[[int], None]], None]
 KINDS: list[Options] = [
     {},
-    {"ema": 0.9, "augmentation": Augmentation(order="pipelined", meta_optimizer="adam")},
+    {"ema": 0.9, "augmentation": Augmentation(strength=10.0, order="pipelined", meta_optimizer="adam")},
     {"method": "randaugment"},
     {"method": "isda+snapmix"},
     {"method": "manifold-mixup"},
@@ -414,10 +414,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int], what: str) -> None:
         if next(count) in steps:
             for parameter in self.network.model.parameters():
                 parameter.data.mul_(math.nan)
-                if parameter.grad is not None:
-                    parameter.grad.mul_(math.inf)
-            if what == "loss":
-                metrics["train_loss"] = torch.tensor(math.nan)
+            metrics[{"loss": "train_loss", "gradient": "gradient_norm"}[what]] = torch.tensor(math.nan)
         return metrics
 
     monkeypatch.setattr(LearnableAugmentation, "step", step)
@@ -427,9 +424,9 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int], what: str) -> None:
     ("options", "failing", "what", "named"),
     [
         (KINDS[0], STEPS + 1, "loss", "train loss nan"),
-        (KINDS[1], STEPS + 1, "gradient", "gradient norm (inf|nan)"),
+        (KINDS[1], STEPS + 1, "gradient", "gradient norm nan"),
         (KINDS[1], 0, "loss", "train loss nan"),
-        (KINDS[0], STEPS, "gradient", "gradient norm (inf|nan)"),
+        (KINDS[0], STEPS, "gradient", "gradient norm nan"),
     ],
 )
 def test_a_failed_step_is_named_and_the_state_before_it_saved(

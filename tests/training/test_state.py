@@ -48,6 +48,14 @@ def test_the_first_of_equally_good_epochs_is_the_best() -> None:
     assert (state.epoch, state.within, state.best, state.best_epoch) == (4, None, 0.5, 2)
 
 
+def test_an_epoch_without_validation_or_with_one_that_is_not_finite_is_never_the_best() -> None:
+    state = TrainingState(within=EpochState(18))
+    assert not state.complete_epoch({"epoch": 1})
+    assert not state.complete_epoch({"epoch": 2, "val_top1": 0.9, "val_not_finite": 1})
+    assert state.complete_epoch({"epoch": 3, "val_top1": 0.0})
+    assert (state.epoch, state.best, state.best_epoch) == (3, 0.0, 3)
+
+
 def test_the_learning_rate_warms_up_and_decays_to_zero() -> None:
     assert cosine_schedule(0, 100, 5) == pytest.approx(0.0002)
     assert cosine_schedule(2.5, 100, 5) == pytest.approx(0.5, abs=1e-3)

@@ -101,15 +101,20 @@ class Preprocessing:
         along = torch.arange(self.crop)
         rows = corners[0, :, None] + along
         columns = corners[1, :, None] + torch.where(flipped[:, None], along.flip(0), along)
-        rows, columns = rows.to(pixels.device, non_blocking=True), columns.to(pixels.device, non_blocking=True)
+        rows, columns = (to_device(index, pixels.device) for index in (rows, columns))
         samples = torch.arange(len(pixels), device=pixels.device)
         return pixels[samples[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
     def normalised(self, crops: Tensor) -> Tensor:
         """Normalise crops, uint8 (N, 3, crop, crop), to about zero mean and unit variance."""
-        mean = torch.tensor(self.mean, device=crops.device)[:, None, None] * 255
-        std = torch.tensor(self.std, device=crops.device)[:, None, None] * 255
+        mean = to_device(torch.tensor(self.mean)[:, None, None] * 255, crops.device)
+        std = to_device(torch.tensor(self.std)[:, None, None] * 255, crops.device)
         return (crops.float() - mean) / std
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a CPU tensor to a device; through pinned memory, so that the host does not wait for a GPU."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def decode(

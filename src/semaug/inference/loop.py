@@ -1,6 +1,5 @@
 """The inference loop: decode images ahead in threads, and run a network on batches of pixels."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from semaug.data.images import Preprocessing
 from semaug.data.samples import Samples
 from semaug.util.errors import DataError
+from semaug.util.threads import available_cores
 
 Pixels = npt.NDArray[np.uint8]  # of one image, (resize, resize, 3), see Preprocessing.pixels
 Item = TypeVar("Item")
@@ -30,13 +30,13 @@ def decode_batches(
         load: Loads one item. An exception is raised when the item's turn comes, and ends the loop.
         items: What to load; it may be endless, as at most two batches are loaded ahead.
         batch_size: Results in each batch, ≥ 1; the last batch may be smaller.
-        workers: Number of threads; None: one for each core, at most 8.
+        workers: Number of threads; None: one for each core that this process may use, at most 8.
 
     Yields:
         Batches of results, in the order of the items.
     """
     rest = iter(items)
-    pool = ThreadPoolExecutor(max(1, workers) if workers is not None else min(8, os.cpu_count() or 1))
+    pool = ThreadPoolExecutor(max(1, workers) if workers is not None else min(8, available_cores()))
     try:
         pending = deque(pool.submit(load, item) for item in islice(rest, 2 * batch_size))
         while pending:

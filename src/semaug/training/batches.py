@@ -11,13 +11,15 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import tee
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from semaug.data.augmentation import ImageTransforms, OnBatch
-from semaug.data.images import Preprocessing
+from semaug.data.images import Preprocessing, to_device
 from semaug.data.samples import Samples
 from semaug.data.stream import shards_of, stream_pixels, streaming_order
 from semaug.training.settings import TrainConfig, required
@@ -25,6 +27,7 @@ from semaug.training.state import EpochState
 from semaug.util import distributed
 from semaug.util.errors import SettingError
 
+Batch = TypeVar("Batch")
 Images = Tensor | Samples
 """Images of a split: decoded pixels, uint8 (N, resize, resize, 3), or the samples themselves, decoded when needed."""
 
@@ -42,7 +45,7 @@ class PixelLoader:
         """Yield the pixels, uint8 (N, resize, resize, 3), of several batches of indices into the images of a split."""
         if isinstance(images, Tensor):
             for indices in batches:
-                yield images[indices.to(images.device)].to(self.device)
+                yield self._resident(images, indices)
             return
         on_gpu = self.device.type == "cuda"
         with closing(stream_pixels(images, self.preprocessing, batches, self.workers, pinned=on_gpu)) as stream:
@@ -53,6 +56,44 @@ class PixelLoader:
                 if pixels is None:
                     return
                 yield pixels.to(self.device, non_blocking=on_gpu)
+
+    def _resident(self, images: Tensor, indices: Tensor) -> Tensor:
+        """Some of the decoded images of a split, on the device."""
+        if images.is_cuda or self.device.type == "cpu":
+            return images[to_device(indices, images.device)]
+        pinned = torch.empty(len(indices), *images.shape[1:], dtype=images.dtype, pin_memory=True)
+        return torch.index_select(images, 0, indices, out=pinned).to(self.device, non_blocking=True)
+
+
+def prefetched(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Prepare batches on a GPU one ahead and on a stream of their own, beside the work on the batch before.
+
+    Args:
+        batches: Trees with tensors; on a CPU they are returned unchanged.
+        device: The device that uses them.
+    """
+    if device.type != "cuda":
+        return batches
+    return _prefetched(batches, device)
+
+
+def _prefetched(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    stream = torch.cuda.Stream(device)
+
+    def prepare() -> Batch | None:
+        with torch.cuda.stream(stream):
+            return next(batches, None)
+
+    batch = prepare()
+    while batch is not None:
+        user = torch.cuda.current_stream(device)
+        user.wait_stream(stream)
+        for tensor in pytree.tree_leaves(batch):
+            if isinstance(tensor, Tensor) and tensor.is_cuda:
+                tensor.record_stream(user)  # so that its memory is not reused for a batch while the user needs it
+        ahead = prepare()
+        yield batch
+        batch = ahead
 
 
 @dataclass(frozen=True)
@@ -110,7 +151,8 @@ class Batches:
         plans, ahead = tee(self._plans(epoch, state))
         needed = (plan.indices[plan.needed] for plan in ahead)
         with closing(self._loader.load(self._images, needed)) as pixels:
-            yield ((*self._inputs(plan, next(pixels)), plan.generator) for plan in plans)
+            inputs = ((*self._inputs(plan, next(pixels)), plan.generator) for plan in plans)
+            yield prefetched(inputs, self._loader.device)
 
     def _plans(self, epoch: int, state: EpochState) -> Iterator[_Plan]:
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
@@ -132,7 +174,7 @@ class Batches:
         """Images and labels of this rank's rows."""
         transforms, total, needed = self._transforms, len(plan.indices), plan.needed
         crops = self._preprocessing.cropped(pixels, plan.corners[:, needed], plan.flipped[needed])
-        labels = self._labels[plan.indices[needed].to(self._labels.device)]
+        labels = self._labels[to_device(plan.indices[needed], self._labels.device)]
         with _seeded(plan.seed):
             if transforms.on_crops is not None:
                 crops = transforms.on_crops(crops, needed, total)

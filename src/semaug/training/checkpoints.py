@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from semaug.util.errors import FileError, RunError
 from semaug.util.files import write_atomically
@@ -19,6 +21,29 @@ from semaug.util.files import write_atomically
 State = dict[str, Any]
 VERSION = 2
 _HEADER = re.compile(rb"semaug checkpoint (\d{1,9})\n([0-9a-f]{64})\n")
+
+
+def snapshot(state: State) -> State:
+    """Copy the tensors of a state to the CPU, so that training can go on while the copy is written.
+
+    Tensors that share memory share it in the copy too, as they do in the file. The host waits for copies from a GPU,
+    which go into pinned memory: a thread that writes the copy does not touch the GPU.
+    """
+    memory: dict[tuple[torch.device, int], Tensor] = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        place = tensor.device, storage.data_ptr()
+        if place not in memory:
+            content = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            memory[place] = content.to("cpu", copy=True, non_blocking=content.is_cuda)
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(memory[place].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    copy: State = pytree.tree_map_only(Tensor, copied, state)
+    for device in {device for device, _ in memory if device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
+    return copy
 
 
 def save(path: Path, state: State) -> None:

@@ -1,4 +1,4 @@
-"""Checks during training: numbers that are not finite, BatchNorm over a single value, a CovNet that is not learning."""
+"""Checks during training: breakdown, BatchNorm over a single value, a CovNet that is not learning."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,10 @@ from semaug.util.errors import TrainingError
 
 GRADIENT_NORM = "gradient_norm"
 """Name of a number that is checked after each step, but is not a metric."""
+NOT_FINITE = "val_not_finite"
+"""Name of the number of validation images without a finite loss, in the rows of epochs that have any."""
+EXPLODED = 100  # a training loss of so many times log C, far above that of guessing, has exploded
+SIGNIFICANT = 5.0  # standard errors by which an accuracy must have fallen
 OVERFLOWS_ALLOWED = 20  # consecutive steps without a finite loss in fp16
 COVNET_EPOCHS = 2  # epochs with augmentation after which a CovNet should have changed …
 LITTLE_DRIFT = 1e-3  # … by this share of its norm,
@@ -37,6 +41,32 @@ class FiniteCheck:
             if self._consecutive > self._allowed:
                 return i
         return None
+
+
+def breakdown(metrics: Sequence[Mapping[str, Any]], classes: int, images: int, chance: float) -> str | None:
+    """Describe how training has broken down, from the metrics of all epochs; None if it has not.
+
+    It has if the last epoch has lost nine tenths of what had been learned, or if the loss has exploded in two epochs in
+    a row at the accuracy of guessing: a network can recover from a peak within one.
+
+    Args:
+        metrics: A row for each epoch.
+        classes: Number of classes, ≥ 2.
+        images: Number of training images.
+        chance: Accuracy of guessing: the share of the largest class.
+    """
+    accuracy, best = metrics[-1]["train_accuracy"], max(row["train_accuracy"] for row in metrics)
+    had_learned = best > min(10 * chance, (1 + chance) / 2)
+    pooled = (accuracy + best) / 2
+    noise = math.sqrt(2 * pooled * (1 - pooled) / images)  # of a difference between the accuracies of two epochs
+    if had_learned and accuracy < chance + (best - chance) / 10 and best - accuracy > SIGNIFICANT * noise:
+        fall = f"from {100 * best:.1f} % to {100 * accuracy:.1f} %"
+        return f"the training accuracy fell {fall}, and guessing gives {100 * chance:.1f} %"
+    guessing, limit, last = min(2 * chance, chance + (1 - chance) / 10), EXPLODED * math.log(classes), metrics[-2:]
+    if len(last) == 2 and all(row["train_loss"] > limit and row["train_accuracy"] < guessing for row in last):
+        loss = f"{last[1]['train_loss']:.2g}"
+        return f"the training loss exploded to {loss}, with a training accuracy of {100 * accuracy:.1f} %"
+    return None
 
 
 def refuse_single_values(model: nn.Module) -> None:

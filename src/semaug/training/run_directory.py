@@ -4,10 +4,11 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
@@ -23,10 +24,23 @@ from semaug.util.files import leftovers, read_json, write_atomically, write_json
 
 
 class RunDirectory:
-    """The directory of one run. All ranks call its methods; rank 0 alone (`writes`) accesses files."""
+    """The directory of one run. All ranks call its methods; rank 0 alone (`writes`) accesses files.
+
+    Checkpoints are written in the background, one after the other; at the end of the context all are complete.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.writes = folder, distributed.rank() == 0
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self._writer.shutdown()
+        if error is None:  # else that is the one to report
+            self.wait()
 
     def claim(self, config: TrainConfig) -> bool:
         """Create the directory with its config.json, or check that it holds the same run; returns if that is complete.
@@ -62,14 +76,43 @@ class RunDirectory:
 
     def load(self, name: str) -> dict[str, Any] | None:
         """Read the checkpoint "last" or "best", for all ranks; None if there is none."""
-        path = self.folder / "checkpoints" / name
-        content = distributed.raise_on_all_ranks(lambda: checkpoints.load(path) if self.writes else None)
-        return distributed.broadcast_object(content)
 
-    def save(self, name: str, content: dict[str, Any]) -> None:
-        """Write the checkpoint "last" or "best"."""
+        def read() -> dict[str, Any] | None:
+            self.wait()
+            return checkpoints.load(self.folder / "checkpoints" / name) if self.writes else None
+
+        return distributed.broadcast_object(distributed.raise_on_all_ranks(read))
+
+    def wait(self) -> None:
+        """Wait for the checkpoints that are being written.
+
+        Raises:
+            FileError: If one could not be written.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def save(self, last: dict[str, Any], best: dict[str, Any] | None = None) -> None:
+        """Write the checkpoint "last", before it "best" if given, and then the metrics, in the background.
+
+        Args:
+            last: A state that nothing changes any more, with the ``metrics`` of all epochs.
+            best: Likewise, the model of the best epoch.
+
+        Raises:
+            FileError: If an earlier checkpoint could not be written.
+        """
+        self.wait()
         if self.writes:
-            checkpoints.save(self.folder / "checkpoints" / name, content)
+            self._pending = self._writer.submit(self._save, last, best)
+
+    def _save(self, last: dict[str, Any], best: dict[str, Any] | None) -> None:
+        # In this order: a process that is killed repeats the epoch, and then writes the same "best" again.
+        if best is not None:
+            checkpoints.save(self.folder / "checkpoints" / "best", best)
+        checkpoints.save(self.folder / "checkpoints" / "last", last)
+        self.write_metrics(last["metrics"])
 
     def write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the metrics of all epochs to metrics.jsonl and metrics.csv."""

@@ -87,6 +87,8 @@ class TrainConfig:
     """Decay of a moving average of the weights (0.999, for example), which is then evaluated and saved."""
     sync_batch_norm: bool = False
     """Under torchrun: let BatchNorm normalise over the images of all processes instead of each process's own."""
+    validate_every: int = 1
+    """Validate after every so many epochs, and after the last one."""
     patience: int | None = None
     """Stop when the validation accuracy has not improved for this many epochs. Default: never."""
 
@@ -155,7 +157,7 @@ class TrainConfig:
         return config
 
     def _check(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("micro_batch", 1)):
+        for name, least in (("epochs", 1), ("batch_size", 1), ("micro_batch", 1), ("validate_every", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise SettingError(f"`{name}` must be at least {least}, not {value}")

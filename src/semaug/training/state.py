@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from semaug.training.checks import GRADIENT_NORM
+from semaug.training.checks import GRADIENT_NORM, NOT_FINITE
 
 Row = dict[str, Any]
 """Metrics of one epoch by name."""
@@ -52,10 +52,13 @@ class TrainingState:
     warned: bool = False  # whether a warning about CovNet has been printed
 
     def complete_epoch(self, row: Row) -> bool:
-        """Record the metrics of a completed epoch; returns whether its validation accuracy is the best so far."""
+        """Record the metrics of a completed epoch; returns whether its validation accuracy is the best so far.
+
+        An epoch that was not validated, or whose network gave numbers that are not finite, is never the best.
+        """
         self.metrics.append(row)
         self.epoch, self.within = row["epoch"], None
-        if row["val_top1"] <= self.best:
+        if row.get("val_top1", -1.0) <= self.best or NOT_FINITE in row:
             return False
         self.best, self.best_epoch = row["val_top1"], row["epoch"]
         return True

@@ -3,6 +3,7 @@
 import math
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -12,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import evaluate
 from semaug.inference.loop import predict_logits
 from semaug.inference.pictures import sample_pictures
-from semaug.training.batches import Batches, PixelLoader
-from semaug.training.checks import FiniteCheck, covnet_warning
+from semaug.training import checkpoints
+from semaug.training.batches import Batches, PixelLoader, prefetched
+from semaug.training.checks import NOT_FINITE, FiniteCheck, breakdown, covnet_warning
 from semaug.training.methods import METHODS
 from semaug.training.optimization import Optimization, build_network
 from semaug.training.run_data import RunData, load_run_data
@@ -34,6 +35,7 @@ from semaug.util.progress import Progress
 from semaug.util.signals import Interrupted, Stop
 
 CHECK_EVERY = 50  # steps between two checks of their numbers, for which the host waits for the device
+LEAST_ON_GPU = 256  # images in a batch of validation, which a GPU does not fill with fewer
 MUCH_WAITING = 0.1  # share of the first epoch spent waiting for images that causes a hint
 
 
@@ -69,7 +71,7 @@ def train(config: TrainConfig) -> Path:
 
 def _run(config: TrainConfig, device: torch.device) -> Path:
     run, progress = RunDirectory(required(config.output)), Progress(quiet=distributed.rank() > 0)
-    with Stop() as stop:
+    with Stop() as stop, run:
         distributed.raise_on_all_ranks(lambda: check_installed(config.track))
         if run.claim(config):
             progress.say(f"{run.folder} is complete; choose another output directory to train again")
@@ -87,6 +89,7 @@ def _run(config: TrainConfig, device: torch.device) -> Path:
             with stop.deferred():
                 while not trainer.is_finished():
                     trainer.run_epoch(tracker)
+                run.wait()
             run.write_metrics(trainer.state.metrics)  # again, if the process was killed after the last checkpoint
             progress.say(_evaluate_best(config, run, data, trainer.optimization.evaluated, tracker))
     return run.folder
@@ -94,14 +97,15 @@ def _run(config: TrainConfig, device: torch.device) -> Path:
 
 def _evaluate_best(config: TrainConfig, run: RunDirectory, data: RunData, model: nn.Module, tracker: Tracker) -> str:
     """Write the model of the best epoch and evaluate it on the test split, or else on the validation split."""
-    best = run.load("best")
-    assert best is not None
-    model.load_state_dict(best["model"])
-    if METHODS[config.method].augments:
-        run.write_tensors("source.safetensors", best["source"])  # Σ, as it was for this model
-    run.write_tensors("model.safetensors", model.state_dict())
+    epoch = _write_best(config, run, model)
+    if epoch is None:
+        raise TrainingError(
+            f"no epoch of {run.folder} gave finite numbers in validation, so there is no best model; with another "
+            "`output`, try a smaller `lr`",
+            on_all_ranks=True,
+        )
     split = "test" if "test" in data.splits else "val"
-    samples, epoch = data.splits[split], best["epoch"]
+    samples = data.splits[split]
     settings = read_json(run.folder / "config.json") if run.writes else {}
     classifier = Classifier(model.eval(), data.classes, config.preprocessing, required(config.model), settings)
     with Progress(quiet=not run.writes).task(f"evaluating on {split}", len(samples)) as advance:
@@ -111,6 +115,18 @@ def _evaluate_best(config: TrainConfig, run: RunDirectory, data: RunData, model:
         tracker.log(epoch, {f"{split}_{name}": value for name, value in result.scores.numbers().items()}, final=True)
         write_json(run.folder / "evaluation.json", {"split": split, "best_epoch": epoch, **result.to_json()})
     return f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch}, the best on validation)"
+
+
+def _write_best(config: TrainConfig, run: RunDirectory, model: nn.Module) -> int | None:
+    """Load the best epoch into the model and write it; returns the epoch, or None if there is none."""
+    best = run.load("best")
+    if best is None:
+        return None
+    model.load_state_dict(best["model"])
+    if METHODS[config.method].augments:
+        run.write_tensors("source.safetensors", best["source"])  # Σ, as it was for this model
+    run.write_tensors("model.safetensors", model.state_dict())
+    return int(best["epoch"])
 
 
 @dataclass
@@ -133,14 +149,23 @@ class Trainer:
         transforms = METHODS[config.method].images(len(data.classes))
         self._batches = Batches(data.train, data.splits["train"], transforms, config, self._loader)
         self._finite_check = FiniteCheck(self._batches.steps, config.precision == "fp16")
+        self._chance = max(Counter(data.splits["train"].labels).values()) / len(data.splits["train"])
         self._beginning: dict[str, Any] | None = None  # the initial state, until there is a checkpoint
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def is_finished(self) -> bool:
-        """Whether all epochs are done, or validation has not improved for `patience` epochs."""
+        """Whether all epochs are done, or validation has not improved for `patience` epochs.
+
+        Raises:
+            TrainingError: If training has broken down.
+        """
         state, patience = self.state, self.config.patience
-        if patience is not None and state.epoch > 0 and state.epoch - state.best_epoch >= patience:
+        if state.epoch == 0:
+            return False
+        self._raise_if_broken_down()
+        is_validated = "val_top1" in state.metrics[-1]
+        if patience is not None and is_validated and state.epoch - state.best_epoch >= patience:
             self.progress.say(f"no better validation accuracy for {patience} epochs: stopping")
             return True
         return state.epoch == self._epochs
@@ -150,19 +175,23 @@ class Trainer:
         state, epoch, learner = self.state, self.state.epoch + 1, self.optimization.learner
         self._loader.waited = 0.0
         within = self._train_epoch()
+        row = {"epoch": epoch, "lr": within.lr, "strength": learner.strength, **within.means()}
         started = time.perf_counter()
-        row = {"epoch": epoch, "lr": within.lr, "strength": learner.strength, **within.means(), **self._validate()}
-        row["seconds"] = round(within.seconds + time.perf_counter() - started, 3)
-        row["images_per_second"] = round(self._batches.images / max(row["seconds"], 1e-3), 1)
+        if epoch % self.config.validate_every == 0 or epoch == self._epochs:
+            row |= self._validate()
+        row["validation_seconds"] = round(time.perf_counter() - started, 3)
+        started = time.perf_counter()
+        snapshot = self._snapshot()
+        row["saving_seconds"] = round(time.perf_counter() - started, 3)
+        row["seconds"] = round(within.seconds + row["validation_seconds"] + row["saving_seconds"], 3)
+        row["images_per_second"] = round(self._batches.images / max(within.seconds, 1e-3), 1)
 
-        if state.complete_epoch(row):
-            best = {"model": self.optimization.evaluated.state_dict(), "source": learner.source.state_dict()}
-            self.run.save("best", {**best, "epoch": epoch})
+        is_best = state.complete_epoch(row)
         warning = None if state.warned else covnet_warning(learner.source, state.metrics)
         state.warned = state.warned or warning is not None
         # Logged before the epoch is saved: an epoch that has to be repeated is logged again.
         tracker.log(epoch, {name: value for name, value in row.items() if name != "epoch"})
-        self._save()
+        self._save(snapshot, is_best=is_best)
 
         self.progress.epoch(row, self._epochs)
         if warning is not None:
@@ -214,19 +243,33 @@ class Trainer:
         self._stop_if_asked()
         labels = torch.from_numpy(np.array(self.data.splits["val"].labels, dtype=np.int64))
         own = torch.arange(len(labels))[distributed.rank_slice(len(labels))]
-        batches = own.split(2 * self._batch_size) if len(own) else ()
-        right = loss = torch.zeros((), dtype=torch.float64)
+        batches = own.split(self._validation_batch()) if len(own) else ()
+        right = loss = finite = torch.zeros((), dtype=torch.float64)
         with closing(self._loader.load(self.data.val, batches)) as pixels:
-            model, autocast = self.optimization.evaluated, self.config.autocast
-            logits_of_batches = predict_logits(model, pixels, self.config.preprocessing, autocast=autocast)
+            model, settings = self.optimization.evaluated, self.config
+            ahead = prefetched(pixels, self.optimization.device)
+            logits_of_batches = predict_logits(model, ahead, settings.preprocessing, autocast=settings.autocast)
             for indices, logits in zip(batches, logits_of_batches, strict=True):
                 truth = labels[indices]
-                right = right + (logits.argmax(1) == truth).double().sum()
-                loss = loss + nn.functional.cross_entropy(logits, truth, reduction="none").double().sum()
+                losses = nn.functional.cross_entropy(logits, truth, reduction="none").double()
+                is_finite = losses.isfinite()
+                right = right + ((logits.argmax(1) == truth) & is_finite).double().sum()
+                loss, finite = loss + losses[is_finite].sum(), finite + is_finite.double().sum()
                 if not distributed.is_running():  # ranks would have to agree, and may have different numbers of batches
                     self._stop_if_asked()
-        right, loss = distributed.sum_over_ranks([right, loss])
-        return {"val_top1": round(float(right) / len(labels), 6), "val_loss": round(float(loss) / len(labels), 6)}
+        right, loss, finite = distributed.sum_over_ranks([right, loss, finite])
+        row = {"val_top1": round(float(right) / len(labels), 6)}
+        if finite < len(labels):
+            return {**row, NOT_FINITE: len(labels) - int(finite)}
+        return {**row, "val_loss": round(float(loss) / len(labels), 6)}
+
+    def _validation_batch(self) -> int:
+        """Images that are validated at a time: without gradients more of them fit than in training."""
+        if self.optimization.device.type != "cuda":
+            return 2 * self._batch_size
+        if self.config.micro_batch is not None:
+            return 4 * self.config.micro_batch
+        return max(4 * self._batch_size, LEAST_ON_GPU)
 
     # -- saving and resuming ------------------------------------------------------------------------------------------
 
@@ -234,7 +277,7 @@ class Trainer:
         """Restore the state of the last checkpoint, if there is one."""
         content, folder = self.run.load("last"), self.run.folder
         if content is None:
-            self._beginning = pytree.tree_map_only(Tensor, lambda x: x.detach().to("cpu", copy=True), self._content())
+            self._beginning = self.state.to_checkpoint() | checkpoints.snapshot(self.optimization.state_dict())
             return
         try:
             self._restore(content)
@@ -251,17 +294,21 @@ class Trainer:
         step = "" if within is None else f", step {within.step} of epoch {epoch + 1}"
         self.progress.say(f"resuming after epoch {epoch} of {self._epochs}{step}")
 
-    def _content(self) -> dict[str, Any]:
-        return self.state.to_checkpoint() | self.optimization.state_dict()
-
     def _restore(self, content: dict[str, Any]) -> None:
         self.optimization.load_state_dict(content)
         self.state = TrainingState.from_checkpoint(content)
 
-    def _save(self) -> None:
+    def _snapshot(self) -> dict[str, Any]:
+        """Copy all that a checkpoint holds besides the progress, when the checkpoint before is written."""
+        self.run.wait()
         self.optimization.average_buffers()
-        self.run.save("last", self._content())
-        self.run.write_metrics(self.state.metrics)
+        optimization = self.optimization
+        best = {"model": optimization.evaluated.state_dict(), "source": optimization.learner.source.state_dict()}
+        return checkpoints.snapshot({"last": optimization.state_dict(), "best": best})
+
+    def _save(self, snapshot: dict[str, Any], *, is_best: bool = False) -> None:
+        best = {**snapshot["best"], "epoch": self.state.epoch} if is_best else None
+        self.run.save(self.state.to_checkpoint() | snapshot["last"], best)
         self._beginning = None
 
     def _signal(self) -> int | None:
@@ -272,7 +319,8 @@ class Trainer:
         number, within = self._signal(), self.state.within
         if number is None or within is None:
             return
-        self._save()
+        self._save(self._snapshot())
+        self.run.wait()
         where = f"in epoch {self.state.epoch + 1} after step {within.step} of {self._batches.steps}"
         raise Interrupted(number, f"stopped by {signal.Signals(number).name} {where}, which is saved")
 
@@ -284,12 +332,30 @@ class Trainer:
         within = self.state.within = self.state.within or EpochState(self._batches.images)
         with self._batches.remaining(self.state.epoch, within) as inputs:
             within.add(self._take_steps(within, inputs, step))
-        self._save()
+        self._save(self._snapshot())
+        self.run.wait()
         name = next(name for name, value in numbers.items() if not math.isfinite(value))
         raise TrainingError(
             f"training broke down in epoch {self.state.epoch + 1}, step {step + 1} of {self._batches.steps} "
             f"({name.replace('_', ' ')} {numbers[name]}); the state before that step is saved in {self.run.folder}; "
             "with another `output`, try a smaller `lr`, a `clip_norm` of 5 or a smaller `strength`",
+            on_all_ranks=True,
+        )
+
+    def _raise_if_broken_down(self) -> None:
+        """Stop a run that has learned and lost it; the same command does not train on, as its metrics are saved."""
+        state = self.state
+        reason = breakdown(state.metrics, len(self.data.classes), self._batches.images, self._chance)
+        if reason is None:
+            return
+        if _write_best(self.config, self.run, self.optimization.evaluated) is None:
+            good = "there was no epoch to save as the best"
+        else:
+            scores = f"the best on validation with {100 * state.best:.1f} %"
+            good = f"{self.run.folder} has the model of epoch {state.best_epoch}, {scores}"
+        smaller = "a smaller `strength` or a smaller `lr`" if METHODS[self.config.method].augments else "a smaller `lr`"
+        raise TrainingError(
+            f"training broke down in epoch {state.epoch}: {reason}; {good}; with another `output`, try {smaller}",
             on_all_ranks=True,
         )
 

@@ -9,6 +9,7 @@ processes     ordered maps over worker processes
 progress      messages and progress bars
 signals       SIGINT and SIGTERM
 spreadsheets  names in CSV files that would be formulas
+threads       how threads on the CPU wait, and how many there are
 distributed   ranks, sums and copies over processes (torch.distributed)
 ============  ========================================================
 """

@@ -13,6 +13,9 @@ ProgressCallback = Callable[[int, int], None]
 """Called with the number of items done and their total."""
 
 
+WORTH_PRINTING = 0.1  # share of an epoch's time: validation or saving that takes less is not in its line
+
+
 class Progress:
     """Messages and progress of one run, on standard error, so that results can be piped.
 
@@ -59,15 +62,22 @@ class Progress:
         left = duration(per_epoch * (epochs - row["epoch"]))
         parts = [
             f"epoch {row['epoch']}/{epochs}",
-            f"loss {row['train_loss']:.3f}",
+            f"loss {row['train_loss']:{'.3f' if row['train_loss'] < 1e6 else '.1e'}}",
             f"train {100 * row['train_accuracy']:.1f} %",
-            f"val {100 * row['val_top1']:.1f} %",
         ]
+        if "val_top1" in row:
+            parts.append(f"val {100 * row['val_top1']:.1f} %")
+        if "val_not_finite" in row:
+            parts.append(f"{row['val_not_finite']} validation images without finite numbers")
         if row["strength"] > 0:
             parts.append(f"λ {row['strength']:.2f}")
         if "drift" in row:
             parts.append(f"Σ {row['variance_mean']:.3f}, drift {row['drift']:.1e}")
-        self.say(" · ".join([*parts, f"{row['images_per_second']:.0f} images/s", f"{left} left"]))
+        parts.append(f"{row['images_per_second']:.0f} images/s")
+        for name in ("validation", "saving"):
+            if row[f"{name}_seconds"] >= WORTH_PRINTING * row["seconds"]:
+                parts.append(f"{name} {duration(row[f'{name}_seconds'])}")
+        self.say(" · ".join([*parts, f"{left} left"]))
 
 
 def duration(seconds: float) -> str:
