@@ -90,7 +90,8 @@ def make_learner(
     if dtype is not None:
         learner.source.to(dtype)
     learner.check_values = False
-    learner.set_progress(0.5)
+    if as_timed:
+        learner.set_progress(0.5)
     return learner
 
 
