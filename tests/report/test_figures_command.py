@@ -16,7 +16,8 @@ from semaug.report.figures import FIGURES, Figure, FigureKind, draw, write
 from semaug.report.figures.figure import fragment
 from semaug.report.figures.table import describe_figures
 from semaug.report.html import chart
-from semaug.util.files import read_json, write_json
+from semaug.util.files import write_json
+from semaug.util.untrusted import read_json
 
 Runs = dict[str, Path]
 Train = Callable[..., Path]

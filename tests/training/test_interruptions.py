@@ -28,8 +28,8 @@ from semaug.training.run_directory import RunDirectory
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import Trainer, train
 from semaug.util.errors import SemaugError
-from semaug.util.files import read_json
 from semaug.util.signals import Interrupted
+from semaug.util.untrusted import read_json
 
 Options = dict[str, Any]
 Undisturbed = Callable[..., Path]

@@ -8,7 +8,8 @@ import pytest
 
 from semaug.util import files
 from semaug.util.errors import FileError
-from semaug.util.files import leftovers, read_json, write_atomically, write_json
+from semaug.util.files import leftovers, write_atomically, write_json
+from semaug.util.untrusted import read_json
 
 
 def test_content_is_written_and_the_old_file_can_be_kept(tmp_path: Path) -> None:
