@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import os
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -82,6 +83,35 @@ def test_linked_folders_are_followed_without_loops(tmp_path):
     (tmp_path / "here" / "link").symlink_to(tmp_path / "there")
     (tmp_path / "here" / "loop").symlink_to(tmp_path / "here")
     assert list(expand([tmp_path / "here"])) == [tmp_path / "here" / "link" / "x.png"]
+
+
+def test_a_folder_that_many_links_lead_to_is_searched_once(tmp_path):
+    for level in range(28):  # 2^28 paths
+        (tmp_path / str(level)).mkdir()
+        for name in ("a", "b"):
+            (tmp_path / str(level) / name).symlink_to(tmp_path / str(level + 1))
+    (tmp_path / "28").mkdir()
+    (tmp_path / "28" / "x.png").touch()
+    assert list(expand([tmp_path / "0"])) == [tmp_path / "0" / Path(*["a"] * 28) / "x.png"]
+
+
+def test_deep_folders_are_searched_as_far_as_paths_reach(tmp_path):
+    deep = tmp_path
+    for _ in range(700):
+        deep = deep / "abc"
+    deep.mkdir(parents=True)
+    (deep / "x.png").touch()
+    assert list(expand([tmp_path])) == [deep / "x.png"]
+    here = os.open(deep, os.O_RDONLY)
+    for _ in range(400):  # beyond the length that a path may have
+        os.mkdir("abc", dir_fd=here)
+        inner = os.open("abc", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    with pytest.raises(SemaugError, match="name too long"):
+        list(expand([tmp_path]))
+    subprocess.run(["rm", "-rf", tmp_path / "abc"], check=True)  # pytest cannot
 
 
 def test_files_are_in_the_order_of_the_inputs(photos):

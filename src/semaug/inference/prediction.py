@@ -5,6 +5,7 @@ import glob
 import io
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,7 @@ from semaug.inference.classifier import Classifier
 from semaug.inference.loop import Pixels, decode_batches
 from semaug.util.errors import DataError, ModelError, SemaugError, SettingError
 from semaug.util.files import open_atomically
-from semaug.util.names import escape_formula, printable
+from semaug.util.names import escape_formula, printable, shown
 
 
 @dataclass(frozen=True)
@@ -101,18 +102,21 @@ def _images(path: Path) -> Iterator[Path]:
         current = next(levels[-1], None)
         if current is None:
             levels.pop()
-        elif not os.path.isdir(current):
+            continue
+        try:
+            state = current.stat()
+            is_folder = stat.S_ISDIR(state.st_mode)
+            names = sorted(entry.name for entry in current.iterdir()) if is_folder else []  # smaller than paths
+        except FileNotFoundError:  # a link to nothing, whose prediction will fail
+            is_folder = False
+        except OSError as error:
+            raise DataError(f"cannot read {shown(str(current))}: {error.strerror}") from error
+        if not is_folder:
             if current.suffix.lower() in IMAGE_SUFFIXES:
                 yield current
-        else:
-            try:
-                state = current.stat()
-                names = sorted(entry.name for entry in current.iterdir())  # paths would need four times the memory
-            except OSError as error:
-                raise DataError(f"cannot read the folder {current}: {error.strerror}") from error
-            if (state.st_dev, state.st_ino) not in visited:
-                visited.add((state.st_dev, state.st_ino))
-                levels.append(map(current.joinpath, (name for name in names if not name.startswith("."))))
+        elif (state.st_dev, state.st_ino) not in visited:
+            visited.add((state.st_dev, state.st_ino))
+            levels.append(map(current.joinpath, (name for name in names if not name.startswith("."))))
 
 
 def predict(
