@@ -1,6 +1,7 @@
 """The command line where a shell, a terminal or a system is odd: a result or one sentence, and never a traceback."""
 
 import os
+import re
 import resource
 import signal
 import socket
@@ -40,10 +41,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_full_disk_behind_standard_output_is_one_sentence(photos: Path) -> None:
     with open("/dev/full", "w") as full:
         result = semaug("data", "check", photos, stdout=full)
-    assert (result.returncode, result.stderr) == (
-        2,
-        "semaug: cannot write to standard output: No space left on device\n",
-    )
+    assert result.returncode == 2
+    assert re.fullmatch(r"semaug: .+: No space left on device\n", result.stderr)
 
 
 def test_standard_output_may_be_closed(photos: Path) -> None:
@@ -81,9 +80,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(photos: Path, tmp_path: 
     result = semaug("train", "--data", photos, "--output", tmp_path / "run", *options, env={"HOME": "/proc"})
     assert result.returncode == 2
     *_, last = result.stderr.splitlines()
-    assert last.startswith(
-        "semaug: cannot write to /proc/.cache/semaug: No such file or directory; choose another --cache"
-    )
+    assert last.startswith("semaug: cannot write to /proc/.cache/semaug: No such file or directory; choose")
 
 
 def test_paths_that_are_too_long_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,40 +123,6 @@ def test_damaged_matlab_files(tmp_path: Path, build: Callable[[Path], Path], nam
     is_data_or_refused(folder)
 
 
-LISTS = [
-    (replicas.cub, "images.txt"),
-    (replicas.cub, "image_class_labels.txt"),
-    (replicas.cub, "train_test_split.txt"),
-    (replicas.cub, "classes.txt"),
-    (replicas.nabirds, "classes.txt"),
-    (replicas.aircraft, "data/variants.txt"),
-    (replicas.aircraft, "data/images_variant_trainval.txt"),
-]
-
-
-@pytest.mark.parametrize(("build", "name"), LISTS, ids=lambda part: getattr(part, "__name__", part))
-@examples(40)
-@given(data=st.data())
-def test_damaged_lists(tmp_path: Path, build: Callable[[Path], Path], name: str, data: st.DataObject) -> None:
-    folder, kept = tmp_path / "set", tmp_path / "kept"
-    if not folder.exists():
-        build(folder)
-        assert len(read_data(str(folder)).classes) == 3
-        shutil.copy(folder / name, kept)
-    put(folder / name, data.draw(mutated(kept.read_bytes())))
-    is_data_or_refused(folder)
-
-
-@examples(100)
-@given(data=st.data(), suffix=st.sampled_from([".csv", ".tsv"]))
-def test_damaged_tables(tmp_path: Path, data: st.DataObject, suffix: str) -> None:
-    put_image(tmp_path / "1.jpg", 1)
-    separator = "," if suffix == ".csv" else "\t"
-    rows = [("path", "label", "split"), *(("1.jpg", name, split) for name in "ab" for split in ("train", "test"))]
-    table = "".join(f"{separator.join(row)}\r\n" for row in rows).encode()
-    is_data_or_refused(put(tmp_path / f"t{suffix}", data.draw(mutated(table))))
-
-
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed") / "shards"

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import replicas
+from fuzzing import examples
 from replicas import put, put_image, put_lines
 from semaug.data import annotations, layouts, matlab, readers
 from semaug.data.layouts import Layout
@@ -337,7 +338,7 @@ def test_missing_annotation_file(tmp_path, table):
     assert f"{table} is missing" in refusal(tmp_path)
     if hasattr(os, "mkfifo"):  # which would wait forever for a writer
         os.mkfifo(tmp_path / table)
-        assert f"{table} is missing" in refusal(tmp_path)
+        assert f"{table}: it is not a regular file" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -604,7 +605,7 @@ ANNOTATIONS = [
 
 
 @pytest.mark.parametrize(("build", "annotation"), ANNOTATIONS)
-@settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large])
+@examples(70)
 @given(data=st.data())
 def test_hostile_annotations_end_in_one_sentence_or_in_images_of_the_set(tmp_path, build, annotation, data):
     folder = tmp_path / "set"

@@ -169,7 +169,7 @@ def test_the_error_for_an_unreadable_folder_names_it(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "iterdir", forbidden)
-    with pytest.raises(SemaugError, match=rf"{tmp_path.name}: Permission denied"):
+    with pytest.raises(SemaugError, match=rf"{tmp_path.name}': Permission denied"):
         expand([tmp_path])
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from semaug.data.annotations import leads_out
-from semaug.util.errors import DataError, FileError, SemaugError, SettingError
+from semaug.util.errors import DataError, FileError, SettingError
 from semaug.util.progress import ProgressCallback
 from semaug.util.untrusted import open_regular
 
@@ -227,7 +227,7 @@ def extract(archive: Path, folder: Path, max_bytes: int = MAX_BYTES, max_files: 
                     zipped.extractall(folder)
             else:
                 raise DataError(f"{archive} is neither a tar nor a zip file")
-    except SemaugError:
+    except DataError:
         raise
     except Exception as error:  # the parsers raise exceptions of many kinds on damaged files
         raise DataError(f"cannot unpack {archive}: {error}") from error
