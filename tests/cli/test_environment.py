@@ -15,6 +15,7 @@ import pytest
 
 from photos import photo_folder
 from semaug.cli.main import main
+from semaug.cli.train import Train
 from semaug.util import distributed
 from semaug.util.errors import SettingError, TrainingError
 
@@ -148,3 +149,16 @@ def test_a_process_that_waits_for_others_obeys_signals(
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 128 + number
     assert errors.splitlines()[-1].startswith(f"semaug: stopped by {number.name}")
+
+
+@pytest.mark.parametrize(("rank", "prints"), [("0", True), ("1", True), ("2", False)])
+def test_if_the_first_process_is_killed_the_second_says_so(
+    rank: str, prints: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lose(self: Any) -> None:
+        raise TrainingError("another process has ended", on_all_ranks=True) from distributed.PeerLostError("gone")
+
+    launched(monkeypatch, RANK=rank, WORLD_SIZE="3")
+    monkeypatch.setattr(Train, "run", lose)
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err == ("semaug: another process has ended\n" if prints else "")

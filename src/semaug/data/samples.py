@@ -102,7 +102,9 @@ def _loaded(source: Path | BinaryIO, name: Path | str, max_pixels: int) -> Image
 
 def why_unreadable(error: Exception) -> str:
     """Why an image cannot be read, on one line and without its path, from what a loader raised."""
-    cause = error.__cause__ if isinstance(error, SemaugError) and error.__cause__ else error
+    cause: BaseException = error
+    while isinstance(cause, SemaugError) and cause.__cause__ is not None:
+        cause = cause.__cause__
     text = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
     return printable(" ".join(text.split())) or type(cause).__name__
 

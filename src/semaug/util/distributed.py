@@ -122,12 +122,12 @@ def initialize(device: str, timeout: timedelta = timedelta(hours=2)) -> str:
     return device
 
 
-def _meet() -> dist.Store:
+def _meet() -> Any:
     """Wait until all processes have started; returns the store through which they find each other."""
     from torch._C._distributed_c10d import PrefixStore  # missing in some builds of torch
     from torch.distributed.rendezvous import rendezvous
 
-    limit, result = timedelta(seconds=START_SECONDS), list[dist.Store | Exception]()
+    limit, result = timedelta(seconds=START_SECONDS), list[Any]()
 
     def wait() -> None:
         try:

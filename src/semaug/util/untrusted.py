@@ -8,6 +8,7 @@ import json
 import math
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
 from types import UnionType
 from typing import Any, BinaryIO, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
@@ -21,7 +22,7 @@ MAX_JSON_BYTES = 64_000_000
 MAX_INTEGER = 2**63
 
 
-def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
+def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
     """Open a regular file for reading.
 
     Args:
@@ -186,4 +187,4 @@ def map_array(path: Path, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any
 def _array_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return cast(tuple[tuple[int, ...], bool, np.dtype[Any]], read(file))
+    return read(file)
