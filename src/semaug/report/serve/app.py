@@ -270,7 +270,7 @@ def _server(app: Starlette) -> uvicorn.Server:
         ws="none",
         http=_Protocol,
         limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=0,  # whoever ends the server does not wait for answers
     )
     server = uvicorn.Server(config)
     # requests that are cut off when the server ends are not errors
