@@ -593,6 +593,11 @@ def fuzzed(original: bytes) -> st.SearchStrategy[bytes]:
     return st.one_of(st.binary(max_size=200), spliced, spliced, spliced)
 
 
+def test_names_of_classes_have_a_limit(tmp_path):
+    rows = tuple(f"pictures/{i}.png,{name},train" for i, name in enumerate(["crow", "c" * 100_000]))
+    assert "have more than 1000 characters: 'cccc" in refusal(replicas.table(tmp_path / "t.csv", rows=rows))
+
+
 ANNOTATIONS = [
     *((replicas.cub, table) for table in CUB_TABLES),
     *((replicas.nabirds, table) for table in (*CUB_TABLES, "hierarchy.txt")),

@@ -1,7 +1,9 @@
 """Classifiers from runs, exported folders and ONNX files: equal logits, and errors for damaged or hostile files."""
 
 import csv
+import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,9 +14,11 @@ import torch
 from safetensors.torch import load, save_file
 
 from semaug.cli.main import main
+from semaug.data.images import Preprocessing
 from semaug.data.samples import load_image
-from semaug.inference import load_classifier, open_classifier
+from semaug.inference import Classifier, export, load_classifier, open_classifier
 from semaug.inference.runs import read_metrics
+from semaug.network.models import SmallNet
 from semaug.util.errors import ModelError, SemaugError
 
 
@@ -175,6 +179,22 @@ def test_a_hostile_folder_is_one_sentence(folder: Path, change: str) -> None:
     with pytest.raises(SemaugError, match=sentence) as caught:
         open_classifier(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "export"])
+def test_images_that_are_too_small_for_the_network_are_one_sentence(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    folder, small = tmp_path / "run", Preprocessing(1, 1)
+    export(Classifier(SmallNet(3).eval(), ("a", "b", "c"), Preprocessing(40, 32), "small", {}), folder, onnx=False)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "preprocessing": dataclasses.asdict(small)}))
+    classes = sorted(path.name for path in (photos / "test").iterdir())
+    (folder / "classes.json").write_text(json.dumps(classes))
+    options = {"predict": [photos / "test"], "evaluate": ["--data", photos], "export": [tmp_path / "new", "--no-onnx"]}
+    assert main([command, str(folder), *map(str, options[command])]) == 2
+    *_, line = capsys.readouterr().err.strip().splitlines()
+    assert re.match(r"semaug: small does not run on (\d+ )?images of 1 px: ", line)
 
 
 def test_weights_that_are_code_or_damaged_are_refused(folder: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from semaug.network.models import build_model, load_weights, read_weights
 from semaug.network.network import Network

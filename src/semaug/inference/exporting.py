@@ -88,8 +88,12 @@ def export(
         import_onnx("onnx", "onnxscript", "onnxruntime")
     model = copy.deepcopy(classifier.model).cpu().float().eval()
     inputs = _example_inputs(classifier.preprocessing)
-    with torch.inference_mode():
-        largest = float(model(inputs).abs().max())
+    try:
+        with torch.inference_mode():
+            largest = float(model(inputs).abs().max())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"{classifier.name} does not run on images of {inputs.shape[-1]} px: {reason}") from error
     if not largest <= MAX_LOGIT:  # `not`: NaN fails, too
         raise ModelError(f"the weights are damaged: logits are as large as {largest:.1e}; nothing is exported")
     options, config = _build_options(classifier), classifier.config
