@@ -315,6 +315,18 @@ def test_standard_output_and_a_file_get_the_same_bytes(tmp_path, monkeypatch, fo
     assert out.getvalue() == (tmp_path / "file").read_bytes()
 
 
+def test_names_cannot_control_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    hostile = [Prediction("\x1b[2J.png", 1, ("\x9b31m",), (0.5,))]
+    for output, expected in ((Terminal(), "\\x1b[2J.png,\\x9b31m,0.5,"), (io.StringIO(), "\x1b[2J.png,\x9b31m,0.5,")):
+        monkeypatch.setattr(sys, "stdout", output)
+        write(hostile, None)
+        assert output.getvalue().split("\r\n")[1] == expected
+
+
 def test_a_file_appears_only_when_it_is_complete(tmp_path):
     target = tmp_path / "out.csv"
     target.write_text("old")

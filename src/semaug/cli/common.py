@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, get_type_hints
 
@@ -26,7 +27,8 @@ class Command:
 
 def say(message: str) -> None:
     """Print a message to standard error, so that results on standard output can be piped."""
-    print(printable(message), file=sys.stderr)
+    with suppress(OSError):  # nowhere to complain to
+        print(printable(message), file=sys.stderr)
 
 
 def show(result: object) -> None:
