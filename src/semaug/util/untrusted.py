@@ -19,6 +19,7 @@ import numpy.typing as npt
 from semaug.util.errors import FileError
 
 MAX_JSON_BYTES = 64_000_000
+CHUNK_BYTES = 2**20
 MAX_INTEGER = 2**63
 
 
@@ -56,14 +57,17 @@ def open_regular(path: Path, limit: int | None = None) -> BufferedReader:
 
 def read_bytes(path: Path, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes; raises FileError."""
+    parts, left = list[bytes](), limit + 1
     with open_regular(path, limit) as file:
         try:
-            content = file.read(limit + 1)
+            while left > 0 and (part := file.read(min(left, CHUNK_BYTES))):  # Python allocates all of it
+                parts.append(part)
+                left -= len(part)
         except OSError as error:
             raise FileError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(content) > limit:  # it has grown, or its file system does not know sizes
+    if left <= 0:  # it has grown, or its file system does not know sizes
         raise FileError(f"cannot read {path}: it has more than {limit} bytes")
-    return content
+    return b"".join(parts)
 
 
 def read_json(path: Path, form: Any = object) -> Any:
@@ -161,6 +165,7 @@ def read_array(file: BinaryIO, limit: int) -> npt.NDArray[Any]:
     try:
         shape, fortran_order, dtype = _array_header(file)
         size = math.prod(shape) * dtype.itemsize
+        limit = min(limit, os.fstat(file.fileno()).st_size)
         if fortran_order or dtype.hasobject or min(shape, default=0) < 0 or size > limit:
             raise ValueError("an unexpected shape or type")
         return np.frombuffer(file.read(size), dtype).reshape(shape).copy()
