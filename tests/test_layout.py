@@ -100,3 +100,34 @@ def strings_of(tree: ast.Module) -> Iterator[str]:
 def test_library_code_names_no_flags(file: Path) -> None:
     flags = [text for text in strings_of(tree_of(file)) if re.search(r"(?<![\w-])--[a-z]", text)]
     assert not flags
+
+
+READERS = r"open|.*\.(open|read_bytes|read_text|fromfile|memmap|open_memmap)|(np|numpy|torch|json|onnx)\.load"
+ALLOWED = {  # calls outside of util/untrusted.py that could read a file of unknown origin, and why they are harmless
+    "data/downloads.py": {"tarfile.open(fileobj=archive, tarinfo=_TarInfo)"},  # an open file
+    "data/samples.py": {"Image.open(file, formats=_formats())"},  # an open file
+    "training/checkpoints.py": {
+        "file.read_bytes()",
+        "torch.load(io.BytesIO(payload), map_location='cpu', weights_only=True)",
+    },
+}
+
+
+def path_readers(source: str) -> set[str]:
+    """Calls that read a file by its path, except those with a mode that writes."""
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    readers = (call for call in calls if re.fullmatch(READERS, ast.unparse(call.func)))
+    return {text for text in map(ast.unparse, readers) if not re.search(r"'(rb\+|w|wb|w\+|ab)'", text)}
+
+
+@pytest.mark.parametrize("room", ["data", "inference", "training"])
+def test_files_of_unknown_origin_are_read_by_one_module(room: str) -> None:
+    for file in (PACKAGE / room).rglob("*.py"):
+        assert path_readers(file.read_text(encoding="utf-8")) == ALLOWED.get(name_of(file), set()), name_of(file)
+
+
+def test_a_file_that_is_read_elsewhere_would_be_noticed() -> None:
+    for call in ("open(path)", "open(path, 'rb')", "path.open()", "path.read_bytes()", "np.load(path)", "json.load(f)"):
+        assert path_readers(call) == {call}
+    for call in ("open(path, 'wb')", "path.open('ab')", "open(path, 'rb+')", "samples.load(3)", "read_bytes(path, 9)"):
+        assert path_readers(call) == set()

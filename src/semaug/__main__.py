@@ -4,4 +4,5 @@ import sys
 
 from semaug.cli.main import main
 
-sys.exit(main())
+if __name__ == "__main__":  # not in worker processes, which import this module
+    sys.exit(main())

@@ -17,10 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import replicas
+from fuzzing import examples
 from replicas import put
 from semaug.data import downloads, readers
 from semaug.data.downloads import download, extract
@@ -393,7 +394,7 @@ ARCHIVES = [
 
 
 @pytest.mark.parametrize("original", ARCHIVES, ids=["tar", "gz", "xz", "zip"])
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150)
 @given(data=st.data())
 def test_damaged_archives_end_in_one_sentence_or_inside_their_folder(tmp_path, original, data):
     # most of a tar file is padding

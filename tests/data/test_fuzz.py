@@ -1,7 +1,8 @@
-"""Damaged images, MATLAB and Parquet files, and odd folders end in one sentence, never in a crash."""
+"""Damaged images, annotations, tables and shards, and odd folders end in one sentence, never in a crash."""
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import tempfile
@@ -11,38 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import loadmat, savemat
 
 import replicas
+from fuzzing import examples, mutated, odd_json, outcome
 from replicas import put, put_image
-from semaug.data.images import Preprocessing
+from semaug.data.images import Preprocessing, cache_file, decoded
 from semaug.data.readers import read_data
-from semaug.data.samples import load_image
+from semaug.data.samples import embedded_birds, load_image
+from semaug.data.shards import write_shards
 from semaug.report.figures.groups import table_groups
 from semaug.util.errors import SemaugError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore::DeprecationWarning")
-quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-
-
-def mutated(contents: bytes, near: int | None = None) -> st.SearchStrategy[bytes]:
-    """The content cut off, or with pieces replaced, most of them near its beginning, where they matter."""
-    last = len(contents)
-    places = st.one_of(st.integers(0, min(near or last, last)), st.integers(0, last))
-    pieces = st.one_of(st.binary(max_size=8), st.sampled_from([b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff", b"\x80"]))
-    cuts = st.lists(st.tuples(places, st.integers(0, 8), pieces), min_size=1, max_size=4)
-
-    def spliced(cuts: list[tuple[int, int, bytes]]) -> bytes:
-        content = contents
-        for place, length, piece in cuts:
-            content = content[:place] + piece + content[place + length :]
-        return content
-
-    return st.one_of(cuts.map(spliced), cuts.map(spliced), places.map(lambda place: contents[:place]))
-
 
 # ----------------------------------------------------------------------------------------------------------- images
 
@@ -76,14 +61,6 @@ IMAGES = {
 }
 
 
-def outcome(reader: Callable[[Any], Any], argument: object) -> tuple[Any, str]:
-    """What a reader returns, or the message with which it refuses; any other exception fails the test."""
-    try:
-        return reader(argument), ""
-    except SemaugError as error:
-        return None, str(error)
-
-
 def is_read_or_refused(path: Path) -> None:
     image, sentence = outcome(load_image, path)
     if image is None:
@@ -94,13 +71,13 @@ def is_read_or_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", IMAGES)
-@settings(quick, max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_damaged_images_are_read_or_refused(tmp_path: Path, kind: str, data: st.DataObject) -> None:
     is_read_or_refused(put(tmp_path / "a.jpg", data.draw(mutated(IMAGES[kind], near=120))))
 
 
-@settings(quick, max_examples=150)
+@examples(150)
 @given(start=st.sampled_from([b"", *(content[:8] for content in IMAGES.values())]), rest=st.binary(max_size=300))
 def test_bytes_are_read_or_refused(tmp_path: Path, start: bytes, rest: bytes) -> None:
     is_read_or_refused(put(tmp_path / "a.png", start + rest))
@@ -134,7 +111,7 @@ MATLAB_FILES = [
 
 
 @pytest.mark.parametrize(("build", "name"), MATLAB_FILES)
-@settings(quick, max_examples=80)
+@examples(80)
 @given(data=st.data())
 def test_damaged_matlab_files(tmp_path: Path, build: Callable[[Path], Path], name: str, data: st.DataObject) -> None:
     folder, kept = tmp_path / "set", tmp_path / "kept"
@@ -144,6 +121,56 @@ def test_damaged_matlab_files(tmp_path: Path, build: Callable[[Path], Path], nam
         shutil.copy(folder / name, kept)
     put(folder / name, data.draw(mutated(kept.read_bytes(), near=600)))
     is_data_or_refused(folder)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed") / "shards"
+    write_shards(embedded_birds(2, 3, 2, size=32), folder, per_shard=4)
+    return folder
+
+
+def are_shards_or_refused(folder: Path) -> None:
+    data, _ = outcome(read_data, str(folder))
+    for samples in data.splits.values() if data is not None else ():
+        for i in range(len(samples)):
+            outcome(samples.load, i)
+            outcome(samples.name, i)
+
+
+@examples(100)
+@given(data=st.data())
+def test_damaged_manifests_of_shards(packed: Path, data: st.DataObject) -> None:
+    manifest = (packed / "shards.json").read_bytes()
+    try:
+        put(packed / "shards.json", data.draw(odd_json(json.loads(manifest))))
+        are_shards_or_refused(packed)
+    finally:
+        put(packed / "shards.json", manifest)
+
+
+@examples(100)
+@given(data=st.data())
+def test_damaged_tables_of_shards(packed: Path, data: st.DataObject) -> None:
+    table = (packed / "train-000000.npy").read_bytes()
+    try:
+        put(packed / "train-000000.npy", data.draw(mutated(table, near=130)))
+        are_shards_or_refused(packed)
+    finally:
+        put(packed / "train-000000.npy", table)
+
+
+@examples(60)
+@given(data=st.data())
+def test_damaged_caches_of_decoded_images(tmp_path: Path, data: st.DataObject) -> None:
+    samples, preprocessing = embedded_birds(2, 2, 2, size=32).splits["train"], Preprocessing(8, 8)
+    file = cache_file(samples, preprocessing, tmp_path)
+    if not file.exists():
+        decoded(samples, preprocessing, tmp_path)
+        shutil.copy(file, tmp_path / "kept")
+    put(file, data.draw(mutated((tmp_path / "kept").read_bytes(), near=130)))
+    pixels, sentence = outcome(lambda cache: decoded(samples, preprocessing, cache), tmp_path)
+    assert sentence.endswith("is damaged; remove it") if pixels is None else pixels.shape == (4, 8, 8, 3)
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +186,14 @@ def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(quick, max_examples=150)
+@examples(150)
 @given(data=st.data())
 def test_damaged_parquet_files(parquet: Path, data: st.DataObject) -> None:
     content = (parquet / "t.parquet").read_bytes()
     is_data_or_refused(put(parquet / "damaged.parquet", data.draw(mutated(content))))
 
 
-@settings(quick, max_examples=60)
+@examples(60)
 @given(
     image=st.lists(st.one_of(st.none(), st.text(max_size=5), st.just("1.jpg")), min_size=3, max_size=3),
     label=st.one_of(
@@ -203,7 +230,7 @@ ODD_NAMES = st.one_of(
 )
 
 
-@settings(quick, max_examples=120)
+@examples(120)
 @given(tree=st.lists(st.tuples(ODD_NAMES, ODD_NAMES, NAMES), max_size=5))
 def test_folders_of_any_names(tree: list[tuple[str, str, str]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -243,7 +270,7 @@ DEEDS = {
 }
 
 
-@settings(quick, max_examples=200)
+@examples(200)
 @given(deeds=st.lists(st.tuples(st.sampled_from(list(DEEDS)), PLACES, FILE_NAMES), min_size=1, max_size=6))
 def test_imagenet_with_anything_in_it(deeds: list[tuple[str, str, str]]) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -265,7 +292,7 @@ def test_imagenet_with_an_odd_file_in_every_place(tmp_path: Path) -> None:
         is_data_or_refused(folder)
 
 
-@settings(quick, max_examples=150)
+@examples(150)
 @given(
     content=st.one_of(st.binary(max_size=80), st.text(max_size=60).map(lambda text: f"class,group\n{text}".encode()))
 )

@@ -181,7 +181,7 @@ def test_images_that_vanish_are_bad_images(photos: Path) -> None:
     without_bad(photos)
     data = read_data(str(photos))
     next((photos / "test").rglob("*.png")).unlink()
-    with pytest.raises(DataError, match=r"1 of 36 images cannot be read: test/.* \(there is no such file\)"):
+    with pytest.raises(DataError, match=r"1 of 36 images cannot be read: test/.* \(No such file or directory\)"):
         readable_splits(training_splits(data), data.classes, Preprocessing(24, 20), cache=photos.parent / "cache")
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import replicas
+from fuzzing import examples
 from replicas import put, put_image, put_lines
 from semaug.data import annotations, layouts, matlab, readers
 from semaug.data.layouts import Layout
@@ -337,7 +338,7 @@ def test_missing_annotation_file(tmp_path, table):
     assert f"{table} is missing" in refusal(tmp_path)
     if hasattr(os, "mkfifo"):  # which would wait forever for a writer
         os.mkfifo(tmp_path / table)
-        assert f"{table} is missing" in refusal(tmp_path)
+        assert f"{table}: it is not a regular file" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -564,7 +565,7 @@ def test_tables_that_are_no_text(tmp_path):
 
 def test_a_table_that_is_too_large(tmp_path, monkeypatch):
     monkeypatch.setattr(annotations, "MAX_ANNOTATION_BYTES", 20)
-    assert "too large for an annotation file" in refusal(replicas.table(tmp_path / "t.csv"))
+    assert "bytes" in refusal(replicas.table(tmp_path / "t.csv"))
 
 
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):
@@ -592,6 +593,11 @@ def fuzzed(original: bytes) -> st.SearchStrategy[bytes]:
     return st.one_of(st.binary(max_size=200), spliced, spliced, spliced)
 
 
+def test_names_of_classes_have_a_limit(tmp_path):
+    rows = tuple(f"pictures/{i}.png,{name},train" for i, name in enumerate(["crow", "c" * 100_000]))
+    assert "have more than 1000 characters: 'cccc" in refusal(replicas.table(tmp_path / "t.csv", rows=rows))
+
+
 ANNOTATIONS = [
     *((replicas.cub, table) for table in CUB_TABLES),
     *((replicas.nabirds, table) for table in (*CUB_TABLES, "hierarchy.txt")),
@@ -604,7 +610,7 @@ ANNOTATIONS = [
 
 
 @pytest.mark.parametrize(("build", "annotation"), ANNOTATIONS)
-@settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large])
+@examples(70)
 @given(data=st.data())
 def test_hostile_annotations_end_in_one_sentence_or_in_images_of_the_set(tmp_path, build, annotation, data):
     folder = tmp_path / "set"

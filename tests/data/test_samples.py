@@ -246,6 +246,14 @@ def test_other_files_are_refused_with_a_reason(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=rf"^cannot read the image .*{name}: .*{reason}"):
             load_image(put(tmp_path / name, content))
-    for name, reason in (("pipe.jpg", "not a file"), ("none.jpg", "no such file"), (".", "not a file")):
+    with open(tmp_path / "sparse.jpg", "wb") as sparse:
+        sparse.truncate(20 * 2**30)
+    for name, reason in (
+        ("pipe.jpg", "not a regular file"),
+        ("none.jpg", "No such file"),
+        (".", "not a regular file"),
+        ("sparse.jpg", "it has more than 1073741824 bytes"),
+        ("x" * 300, "name too long"),
+    ):
         with pytest.raises(DataError, match=reason):
             load_image(tmp_path / name)

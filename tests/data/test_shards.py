@@ -165,13 +165,17 @@ def damaged_manifests(packed: Path) -> dict[str, tuple[dict[str, Any], str]]:
     without_train = {split: entries for split, entries in sound["splits"].items() if split != "train"}
     return {
         "other version": ({**sound, "version": 7}, "has version 7"),
-        "text as classes": ({**sound, "classes": "ab"}, "shards.json is damaged"),
+        "text as classes": ({**sound, "classes": "ab"}, "classes should be a list"),
         "no classes": ({**sound, "classes": []}, "shards.json is damaged"),
         "repeated classes": ({**sound, "classes": ["a", "a", "b"]}, "shards.json is damaged"),
-        "empty entry": ({**sound, "splits": {"train": [{}]}}, "shards.json is damaged"),
-        "number as splits": ({**sound, "splits": 3}, "shards.json is damaged"),
+        "empty entry": ({**sound, "splits": {"train": [{}]}}, "train.0 should be an object with bytes, file, images"),
+        "number as splits": ({**sound, "splits": 3}, "splits should be an object"),
         "file outside": (outside, "shards.json is damaged"),
-        "no train": ({**sound, "splits": without_train}, "have no split train"),
+        "no train": ({**sound, "splits": without_train}, "have no images in the split train"),
+        "empty train": ({**sound, "splits": {"train": []}}, "have no images in the split train"),
+        "empty val": ({**sound, "splits": {**sound["splits"], "val": []}}, "have no images in the split val"),
+        "odd split": ({**sound, "splits": {**sound["splits"], "\x1b[2J": []}}, "shards.json is damaged"),
+        "long class": ({**sound, "classes": ["a", "b", "c" * 2000]}, "shards.json is damaged"),
     }
 
 
@@ -189,6 +193,8 @@ def damaged_tables(packed: Path) -> dict[str, tuple[bytes, str]]:
     np.savez(archive, table)
     return {
         "empty": (b"", "cannot be read"),
+        "huge shape": (saved(table).replace(b"5)", b"999999999999)", 1), "cannot be read"),
+        "no header": (saved(table)[:8] + b"\x76\0" + b"(" * 118, "cannot be read"),
         "far offset": (with_value((0, 0), 10**12), "the table of the shard"),
         "large size": (with_value((1, 1), 10**9), "the table of the shard"),
         "unknown label": (with_value((2, 2), 3), "the table of the shard"),

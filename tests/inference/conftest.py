@@ -9,7 +9,7 @@ from photos import photo_folder
 from semaug.inference import Classifier, export, load_classifier
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
-from semaug.util.files import read_json
+from semaug.util.untrusted import read_json
 
 
 @pytest.fixture(scope="session")

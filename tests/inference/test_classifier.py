@@ -1,7 +1,9 @@
 """Classifiers from runs, exported folders and ONNX files: equal logits, and errors for damaged or hostile files."""
 
 import csv
+import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,10 +14,12 @@ import torch
 from safetensors.torch import load, save_file
 
 from semaug.cli.main import main
+from semaug.data.images import Preprocessing
 from semaug.data.samples import load_image
-from semaug.inference import load_classifier, open_classifier
+from semaug.inference import Classifier, export, load_classifier, open_classifier
 from semaug.inference.runs import read_metrics
-from semaug.util.errors import ModelError, RunError, SemaugError
+from semaug.network.models import SmallNet
+from semaug.util.errors import ModelError, SemaugError
 
 
 @pytest.fixture
@@ -72,7 +76,7 @@ def test_damaged_metrics_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 0}\n\n{"epoch": 1}\n')
     assert [row["epoch"] for row in read_metrics(tmp_path)] == [0, 1]
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 0}\n{"epo')
-    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged"):
+    with pytest.raises(SemaugError, match=r"cannot read .*metrics\.jsonl line 2"):
         read_metrics(tmp_path)
 
 
@@ -136,22 +140,31 @@ def test_a_large_onnx_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 CHANGES = {
-    "a list": ("config.json", "[]", "has format None"),
+    "a list": ("config.json", "[]", "its content should be an object"),
     "no JSON": ("config.json", "{", "cannot read"),
     "nested": ("config.json", "[" * 200_000, "nested too deeply|cannot read"),
     "only timm's": ("config.json", '{"architecture": "test_resnet"}', "has format None"),
-    "no network": ("config.json", {"model": 3}, "does not name the network"),
+    "no network": ("config.json", {"model": 3}, "model should be text"),
     "unknown network": ("config.json", {"model": "os/system"}, "unknown model"),
     "another network": ("config.json", {"model": "test_vit"}, "do not fit a test_vit"),
     "unknown weights": ("config.json", {"model": "test_resnet.nonsense"}, "test_resnet.nonsense"),
-    "no preprocessing": ("config.json", {"preprocessing": None}, "how images are prepared"),
-    "odd preprocessing": ("config.json", {"preprocessing": {"resize": "40", "crop": 1}}, "how images are prepared"),
+    "no preprocessing": ("config.json", {"preprocessing": None}, "preprocessing should be an object"),
+    "odd preprocessing": (
+        "config.json",
+        {"preprocessing": {"resize": "40", "crop": 1}},
+        "resize should be a whole",
+    ),
     "other keys": ("config.json", {"preprocessing": {"resize": 4, "crop": 1, "run": 1}}, "how images are prepared"),
     "huge images": ("config.json", {"preprocessing": {"resize": 10**9, "crop": 10**9}}, "how images are prepared"),
     "no deviation": ("config.json", {"preprocessing": {"resize": 40, "crop": 32, "std": [0, 0, 0]}}, "images are"),
+    "half a character": ("config.json", '{"model": "\\ud800"}', "half a character"),
+    "huge name": ("config.json", {"model": "x" * 10_000}, "more than 1000 characters"),
+    "many processes": ("config.json", {"workers": 10**9}, "workers should be from 0 to 1000"),
+    "a number as data": ("config.json", {"data": 3}, "data should be text"),
+    "long class": ("classes.json", json.dumps(["a" * 2000]), "more than 1000 characters"),
     "no classes": ("classes.json", "[]", "must have 1 to"),
     "classes twice": ("classes.json", '["a", "a", "b"]', "none twice"),
-    "a class that is not a name": ("classes.json", '["a", 1]', "not a list of names"),
+    "a class that is not a name": ("classes.json", '["a", 1]', "1 should be text"),
     "many classes": ("classes.json", json.dumps([str(i) for i in range(100_001)]), "must have 1 to"),
     "other classes": ("classes.json", json.dumps([str(i) for i in range(7001)]), "no tensor in .* fits the 7001"),
 }
@@ -168,6 +181,22 @@ def test_a_hostile_folder_is_one_sentence(folder: Path, change: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("command", ["predict", "evaluate", "export"])
+def test_images_that_are_too_small_for_the_network_are_one_sentence(
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    folder, small = tmp_path / "run", Preprocessing(1, 1)
+    export(Classifier(SmallNet(3).eval(), ("a", "b", "c"), Preprocessing(40, 32), "small", {}), folder, onnx=False)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "preprocessing": dataclasses.asdict(small)}))
+    classes = sorted(path.name for path in (photos / "test").iterdir())
+    (folder / "classes.json").write_text(json.dumps(classes))
+    options = {"predict": [photos / "test"], "evaluate": ["--data", photos], "export": [tmp_path / "new", "--no-onnx"]}
+    assert main([command, str(folder), *map(str, options[command])]) == 2
+    *_, line = capsys.readouterr().err.strip().splitlines()
+    assert re.match(r"semaug: small does not run on (\d+ )?images of 1 px: ", line)
+
+
 def test_weights_that_are_code_or_damaged_are_refused(folder: Path) -> None:
     tensors = load((folder / "model.safetensors").read_bytes())  # not memory-mapped: the file is overwritten below
     (folder / "model.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'touch owned'\ntR.")
@@ -179,6 +208,6 @@ def test_weights_that_are_code_or_damaged_are_refused(folder: Path) -> None:
 
 
 def test_a_large_settings_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semaug.util.files.MAX_JSON_BYTES", 50)
+    monkeypatch.setattr("semaug.util.untrusted.MAX_JSON_BYTES", 50)
     with pytest.raises(SemaugError, match="more than 50 bytes"):
         open_classifier(folder)

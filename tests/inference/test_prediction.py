@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import os
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -84,6 +85,35 @@ def test_linked_folders_are_followed_without_loops(tmp_path):
     assert list(expand([tmp_path / "here"])) == [tmp_path / "here" / "link" / "x.png"]
 
 
+def test_a_folder_that_many_links_lead_to_is_searched_once(tmp_path):
+    for level in range(28):  # 2^28 paths
+        (tmp_path / str(level)).mkdir()
+        for name in ("a", "b"):
+            (tmp_path / str(level) / name).symlink_to(tmp_path / str(level + 1))
+    (tmp_path / "28").mkdir()
+    (tmp_path / "28" / "x.png").touch()
+    assert list(expand([tmp_path / "0"])) == [tmp_path / "0" / Path(*["a"] * 28) / "x.png"]
+
+
+def test_deep_folders_are_searched_as_far_as_paths_reach(tmp_path):
+    deep = tmp_path
+    for _ in range(700):
+        deep = deep / "abc"
+    deep.mkdir(parents=True)
+    (deep / "x.png").touch()
+    assert list(expand([tmp_path])) == [deep / "x.png"]
+    here = os.open(deep, os.O_RDONLY)
+    for _ in range(400):  # beyond the length that a path may have
+        os.mkdir("abc", dir_fd=here)
+        inner = os.open("abc", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    with pytest.raises(SemaugError, match="name too long"):
+        list(expand([tmp_path]))
+    subprocess.run(["rm", "-rf", tmp_path / "abc"], check=True)  # pytest cannot
+
+
 def test_files_are_in_the_order_of_the_inputs(photos):
     second = photos / "02.png"
     assert list(expand([str(second), photos / "deep", second]))[0::7] == [second, second]
@@ -139,7 +169,7 @@ def test_the_error_for_an_unreadable_folder_names_it(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "iterdir", forbidden)
-    with pytest.raises(SemaugError, match=rf"{tmp_path.name}: Permission denied"):
+    with pytest.raises(SemaugError, match=rf"{tmp_path.name}': Permission denied"):
         expand([tmp_path])
 
 
@@ -283,6 +313,18 @@ def test_standard_output_and_a_file_get_the_same_bytes(tmp_path, monkeypatch, fo
     write(PREDICTIONS, None, format)
     write(PREDICTIONS, tmp_path / "file", format)
     assert out.getvalue() == (tmp_path / "file").read_bytes()
+
+
+def test_names_cannot_control_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    hostile = [Prediction("\x1b[2J.png", 1, ("\x9b31m",), (0.5,))]
+    for output, expected in ((Terminal(), "\\x1b[2J.png,\\x9b31m,0.5,"), (io.StringIO(), "\x1b[2J.png,\x9b31m,0.5,")):
+        monkeypatch.setattr(sys, "stdout", output)
+        write(hostile, None)
+        assert output.getvalue().split("\r\n")[1] == expected
 
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path):

@@ -28,7 +28,8 @@ from semaug.report.figures.runs import FigureRun, open_runs
 from semaug.report.figures.tsne import _turned, separation, tsne_plane
 from semaug.training import checkpoints as checkpoint
 from semaug.util.errors import RunError, SemaugError
-from semaug.util.files import read_json, write_json
+from semaug.util.files import write_json
+from semaug.util.untrusted import read_json
 
 Runs = dict[str, Path]
 Drawn = dict[str, Figure]

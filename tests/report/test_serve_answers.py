@@ -27,7 +27,7 @@ def photo(photos: Path) -> Image.Image:
 
 
 def test_position_0_of_every_direction_shows_the_image_itself(guide: Guide, photo: Image.Image) -> None:
-    answer = guide.answer(photo)
+    answer = guide.answer(guide.view.classifier.preprocessing.pixels(photo))
     pixels = torch.tensor(guide.view.classifier.preprocessing.pixels(photo))[None]
     expected = guide.view.classifier.probabilities(pixels)[0]
     names = [guide.names[int(i)] for i in expected.argsort(descending=True)]
@@ -47,7 +47,7 @@ def test_position_0_of_every_direction_shows_the_image_itself(guide: Guide, phot
 def test_position_1_of_a_draw_is_a_draw_of_the_augmentation(guide: Guide, photo: Image.Image) -> None:
     pixels = torch.tensor(guide.view.classifier.preprocessing.pixels(photo))[None]
     feature = guide.view.features(pixels)
-    answer = guide.answer(photo)
+    answer = guide.answer(guide.view.classifier.preprocessing.pixels(photo))
     label = torch.tensor([int(guide.view.logits(feature).argmax())])
     draws = guide.view.draws(feature, label, 5, torch.Generator().manual_seed(0))[:, 0]
     at_one = answer["positions"].index(1)
@@ -56,7 +56,7 @@ def test_position_1_of_a_draw_is_a_draw_of_the_augmentation(guide: Guide, photo:
         assert direction["neighbours"][at_one] == nearest
         closest = (guide.gallery - feature).norm(dim=1).min()
         assert direction["length"] == pytest.approx(float((draw - feature).norm() / closest), rel=1e-4)
-    assert guide.answer(photo) == answer
+    assert guide.answer(guide.view.classifier.preprocessing.pixels(photo)) == answer
 
 
 def test_principal_directions_are_eigenvectors() -> None:
@@ -82,7 +82,9 @@ def test_principal_directions_of_a_diagonal_are_dimensions() -> None:
 @pytest.mark.parametrize("method", ["basic", "constant", "isda"])
 def test_every_run_has_directions(runs: dict[str, Path], photo: Image.Image, method: str) -> None:
     guide = open_guide(runs[method])
-    names = [direction["name"] for direction in guide.answer(photo)["directions"]]
+    names = [
+        direction["name"] for direction in guide.answer(guide.view.classifier.preprocessing.pixels(photo))["directions"]
+    ]
     assert names[:5] == [f"draw {k}" for k in range(1, 6)]
     assert len(names) == (5 if method == "constant" else 8)
     assert bool(guide.view.notes) == (method == "basic")  # which has no Σ of its own

@@ -14,13 +14,16 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from browser import CHROMIUM, Browser
+from fuzzing import examples, mutated
 from photos import photo_folder
 from semaug.cli.main import main
 from semaug.data.samples import load_image
@@ -84,10 +87,21 @@ def server(run: Path) -> Iterator[int]:
     assert errors.strip().splitlines() == ["semaug: stopped by SIGINT"]
 
 
-def test_an_unfinished_upload_does_not_keep_the_server_from_ending(run: Path) -> None:
-    with socket.socket() as waiting, server(run) as port:  # the server ends first
-        waiting.connect(("127.0.0.1", port))
-        waiting.sendall(f"POST /answer HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-length: 9\r\n\r\nGIF".encode())
+def upload(port: int, content: bytes, stated: int | None = None) -> socket.socket:
+    """Begin an upload, and do not wait for the answer."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    size = len(content) if stated is None else stated
+    connection.sendall(f"POST /answer HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-length: {size}\r\n\r\n".encode())
+    connection.sendall(content)
+    return connection
+
+
+def test_neither_unfinished_uploads_nor_images_under_way_keep_the_server_from_ending(run: Path) -> None:
+    with ExitStack() as open_connections, server(run) as port:  # the server ends first
+        for _ in range(3):
+            open_connections.enter_context(upload(port, b"GIF", stated=9))
+            open_connections.enter_context(upload(port, scan_bomb()))
+            open_connections.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(b"GET / HTT")
         assert ask(port, "GET", "/")[0] == 200
 
 
@@ -173,6 +187,87 @@ def test_large_files_are_refused_by_their_stated_and_their_real_size(port: int) 
     assert ask(port, "GET", "/")[0] == 200
 
 
+def scan_bomb() -> bytes:
+    """A JPEG of 200 kB that takes half a minute to decode: 49 million pixels in 400 passes."""
+    buffer = io.BytesIO()
+    Image.new("L", (7000, 7000), 128).save(buffer, "JPEG", progressive=True, quality=50)
+    content = buffer.getvalue()
+    last = content.rindex(b"\xff\xda")
+    return content[:last] + content[last:-2] * 400 + b"\xff\xd9"
+
+
+def test_an_image_that_takes_too_long_is_refused_and_the_next_one_answered(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask(port, "POST", "/answer", in_format("PNG"))[0] == 200  # starts the process that decodes
+    with monkeypatch.context() as patch:
+        patch.setattr(app, "DECODING_SECONDS", 2)
+        status, _, answer = ask(port, "POST", "/answer", scan_bomb())
+    assert (status, json.loads(answer)["error"]) == (415, "the image cannot be decoded within 2 seconds")
+    assert ask(port, "POST", "/answer", in_format("PNG"))[0] == 200
+
+
+def test_a_decoder_that_crashes_is_one_sentence(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(app.anyio.to_process, "run_sync", crash)
+        status, _, answer = ask(port, "POST", "/answer", in_format("PNG"))
+    assert (status, json.loads(answer)["error"]) == (415, "the image cannot be decoded: its decoder has crashed")
+
+
+async def crash(*arguments: object, **options: object) -> None:
+    raise app.anyio.BrokenWorkerProcess
+
+
+def test_many_uploads_at_once_wait_for_their_turn(port: int) -> None:
+    waiting = [upload(port, in_format("PNG")) for _ in range(200)]
+    for connection in waiting:
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        connection.close()
+
+
+def test_clients_that_send_nothing_are_disconnected_and_others_answered(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "SILENCE_SECONDS", 0.5)
+    header = f"GET / HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n".encode()
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(40)]
+    for i, connection in enumerate(silent):
+        connection.sendall(b"" if i % 2 else header[:-2])
+    bodies = [upload(port, b"GIF89a", stated=1000) for _ in range(40)]
+    assert ask(port, "GET", "/")[0] == 200
+    assert ask(port, "POST", "/answer", in_format("PNG"))[0] == 200
+    for connection in silent:
+        assert connection.recv(100) == b""  # the server has closed the connection
+        connection.close()
+    for connection in bodies:
+        assert connection.recv(100).startswith(b"HTTP/1.1 408")
+        connection.close()
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:  # the second request is not finished
+        connection.sendall(header + header[:20])
+        answer = b""
+        while part := connection.recv(1 << 16):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
+REQUEST = b"POST /answer HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: 3\r\n\r\nGIF"
+
+
+@examples(60)
+@given(data=st.data())
+def test_requests_with_anything_in_them(port: int, data: st.DataObject) -> None:
+    content = data.draw(mutated(REQUEST))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "SILENCE_SECONDS", 0.1)
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(content)
+            answer = b""
+            with suppress(ConnectionError):
+                while part := connection.recv(1 << 16):
+                    answer += part
+    assert answer == b"" or re.match(rb"HTTP/1\.1 [24]\d\d ", answer)
+
+
 # ------------------------------------------------------------------------------------------- paths, names and origins
 
 
@@ -181,7 +276,8 @@ def test_large_files_are_refused_by_their_stated_and_their_real_size(port: int) 
     [
         "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/training-image/../../../etc/passwd",
         "/training-image/..%2f..%2fetc%2fpasswd", "/training-image/-1", "/training-image/999999", "/training-image/1.5",
-        "/training-image/" + "9" * 400, "/config.json", "/model.safetensors", "/static/", "//etc/passwd", "/answer/..",
+        "/training-image/" + "9" * 400, "/training-image/" + "9" * 5000, "/training-image/%D9%A3", "/config.json",
+        "/model.safetensors", "/static/", "//etc/passwd", "/answer/..",
     ],
 )  # fmt: skip
 def test_no_file_is_served(port: int, path: str) -> None:
@@ -199,7 +295,13 @@ def test_training_images_are_thumbnails_without_metadata(port: int) -> None:
         assert not image.getexif()
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8000", "192.0.2.7", "", "["])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example", "127.0.0.1.evil.example", "evil.example:8000", "192.0.2.7", "", "[", "evil@127.0.0.1",
+        "127.0.0.1@evil.example", "127.0.0.1/evil", "127.0.0.1:8000:9", "127.0.0.1:x", "[::1", "::1",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("POST", "/answer"), ("GET", "/training-image/0")])
 def test_other_host_names_are_refused(port: int, host: str, method: str, path: str) -> None:
     status, _, content = ask(port, method, path, b"", host=host)
@@ -221,9 +323,11 @@ def test_names_of_a_server_for_other_machines() -> None:
     assert not app.is_loopback("0.0.0.0")
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://["])
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://[", "evil.com//127.0.0.1:{port}", ""]
+)
 def test_requests_from_other_pages_are_refused(port: int, origin: str) -> None:
-    assert ask(port, "POST", "/answer", in_format("PNG"), origin=origin)[0] == 403
+    assert ask(port, "POST", "/answer", in_format("PNG"), origin=origin.format(port=port))[0] == 403
     assert ask(port, "POST", "/answer", in_format("PNG"), origin=f"http://127.0.0.1:{port}")[0] == 200
 
 
@@ -245,6 +349,8 @@ def test_the_policy_of_the_page_allows_only_its_own_content(port: int) -> None:
     assert b"https://" not in content
     assert headers["referrer-policy"] == "no-referrer"
     assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["x-frame-options"] == "DENY"
+    assert "camera=()" in headers["permissions-policy"]
     assert "server" not in headers
 
 

@@ -14,7 +14,7 @@ import torch
 from photos import photo_folder, quick_config
 from semaug.training.methods import METHODS, Augmentation
 from semaug.training.trainer import train
-from semaug.util.files import read_json
+from semaug.util.untrusted import read_json
 
 TIMES = ("seconds", "validation_seconds", "saving_seconds", "images_per_second")
 SIZES: dict[str, Any] = {"epochs": 2, "batch_size": 3, "val_per_class": 1}

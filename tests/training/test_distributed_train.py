@@ -21,7 +21,7 @@ from photos import QUICK
 from semaug.cli.main import main
 from semaug.inference.runs import read_metrics
 from semaug.training import checkpoints
-from semaug.util.files import read_json
+from semaug.util.untrusted import read_json
 from several import environment, free_port
 
 WHOLE = ("mixup", "cutmix", "erased", "changed")  # made by two processes

@@ -19,7 +19,7 @@ from semaug.training import methods
 from semaug.training.methods import METHODS, Augmentation, Method, make_learner, method_on, parameter_groups
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
-from semaug.util.files import read_json
+from semaug.util.untrusted import read_json
 
 OPTIONS = {setting.name for setting in fields(Augmentation)}
 

@@ -13,7 +13,7 @@ from semaug.studies.grid import Candidate, CompareConfig
 from semaug.training.methods import Augmentation
 from semaug.training.trainer import train
 from semaug.util.errors import SettingError
-from semaug.util.files import read_json
+from semaug.util.untrusted import read_json
 
 
 @pytest.mark.parametrize("method", ["snapmix", "manifold-mixup"])

@@ -23,8 +23,8 @@ from semaug.data.samples import DataSet
 from semaug.data.shards import write_shards
 from semaug.training.trainer import train
 from semaug.util.errors import SemaugError
-from semaug.util.files import read_json
 from semaug.util.signals import Interrupted
+from semaug.util.untrusted import read_json
 
 BeforeStep = Callable[[Callable[[int], None]], None]
 KINDS: dict[str, dict[str, Any]] = {"learnable": {"ema": 0.9, "epochs": 2}, "mixup": {"method": "mixup", "epochs": 2}}

@@ -14,7 +14,7 @@ from semaug.training.tracking import make_tracker
 from semaug.training.trainer import train
 from semaug.util import progress
 from semaug.util.errors import MissingPackageError, SemaugError
-from semaug.util.files import read_json
+from semaug.util.untrusted import read_json
 
 
 def interrupt(settings: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:

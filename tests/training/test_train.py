@@ -20,7 +20,7 @@ from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 from semaug.util import progress
 from semaug.util.errors import SemaugError, SettingError
-from semaug.util.files import read_json
+from semaug.util.untrusted import read_json
 
 Undisturbed = Callable[..., Path]
 

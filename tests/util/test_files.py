@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from semaug.util import files
 from semaug.util.errors import FileError
-from semaug.util.files import leftovers, read_json, write_atomically, write_json
+from semaug.util.files import leftovers, write_atomically
 
 
 def test_content_is_written_and_the_old_file_can_be_kept(tmp_path: Path) -> None:
@@ -41,24 +40,3 @@ def test_only_the_files_of_killed_writers_are_leftovers(tmp_path: Path) -> None:
     for name in (f".a.json.{gone}.part", f".b.json.{os.getppid()}.part", ".c.json.part", f"d.{gone}.part"):
         (tmp_path / name).touch()
     assert [file.name for file in leftovers(tmp_path)] == [f".a.json.{gone}.part"]
-
-
-def test_json_is_read_back_or_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.json"
-    write_json(path, {"λ": [1, None]})
-    assert read_json(path) == {"λ": [1, None]}
-    for content, reason in (
-        (b"{", "cannot read"),
-        (b"\xff", "cannot read"),
-        (b"[" * 200_000, "nested too deeply"),
-        (None, "there is no file"),
-    ):
-        path.unlink(missing_ok=True)
-        if content is not None:
-            path.write_bytes(content)
-        with pytest.raises(FileError, match=reason):
-            read_json(path)
-    write_json(path, list(range(50)))
-    monkeypatch.setattr(files, "MAX_JSON_BYTES", 50)
-    with pytest.raises(FileError, match="more than 50 bytes"):
-        read_json(path)

@@ -4,12 +4,14 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, get_type_hints
 
 import tyro
 
 from semaug.util.errors import SettingError
+from semaug.util.names import printable
 
 
 class Command:
@@ -25,7 +27,13 @@ class Command:
 
 def say(message: str) -> None:
     """Print a message to standard error, so that results on standard output can be piped."""
-    print(message, file=sys.stderr)
+    with suppress(OSError):  # nowhere to complain to
+        print(printable(message), file=sys.stderr)
+
+
+def show(result: object) -> None:
+    """Print one line of a result to standard output; names in it cannot control the terminal."""
+    print(printable(result))
 
 
 def choose_device(name: str | None) -> str:

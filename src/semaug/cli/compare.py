@@ -17,6 +17,7 @@ from semaug.studies.grid import Candidate, CompareConfig
 from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.util.errors import SettingError, TrainingError
+from semaug.util.names import printable
 
 Value = TypeVar("Value")
 
@@ -80,7 +81,7 @@ class Compare(Command):
         console = Console(highlight=False)
         console.print(comparison.table())
         for line in comparison.lines:
-            console.print(with_flags(line, self), markup=False, soft_wrap=True)
+            console.print(with_flags(printable(line), self), markup=False, soft_wrap=True)
         console.print(f"{self.output}: comparison.md, comparison.json", markup=False, soft_wrap=True)
         if comparison.failed:
             logs = self.output / "logs"

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from semaug.cli.common import Command
-from semaug.util.errors import printable
+from semaug.cli.common import Command, show
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Check(Command):
         damaged = damaged_shards(Path(self.data)) if holds_shards(Path(self.data)) else []
         with Progress().task("reading images", sum(len(samples) for samples in data.splits.values())) as advance:
             report = check_data(data, self.workers, advance)
-        print(f"{report.name}: {report.classes} classes")
+        show(f"{report.name}: {report.classes} classes")
         for name, split in report.splits.items():
             line = f"  {name}: {split.images} images of {split.classes} classes"
             if split.per_class is not None:
@@ -42,15 +41,15 @@ class Check(Command):
             if split.widths is not None and split.heights is not None:
                 line += f", sizes {split.widths.minimum:.0f}×{split.heights.minimum:.0f}"
                 line += f" to {split.widths.maximum:.0f}×{split.heights.maximum:.0f} px"
-            print(line)
+            show(line)
         for problem in report.problems:
-            print(f"  ! {problem}")
+            show(f"  ! {problem}")
         for item in report.unreadable if len(report.unreadable) > NAMED else ():  # the sentence above lists a few
-            print(f"    {printable(item.image.name)}: {item.reason}")
+            show(f"    {item.image.name}: {item.reason}")
         if damaged:
-            print(f"  ! changed since they were written: {', '.join(map(printable, damaged))}")
+            show(f"  ! changed since they were written: {', '.join(damaged)}")
         if not report.problems and not damaged:
-            print("  no problems found")
+            show("  no problems found")
         if self.json is not None:
             write_atomically(self.json, report.to_json().encode())
 
@@ -81,7 +80,7 @@ class Shards(Command):
         total = sum(map(len, data.splits.values()))
         with Progress().task("writing shards", total) as advance:
             count = write_shards(data, self.folder, self.per_shard, advance)
-        print(f"{self.folder}: {total} images in {count} shards, shards.json")
+        show(f"{self.folder}: {total} images in {count} shards, shards.json")
 
 
 @dataclass(frozen=True)

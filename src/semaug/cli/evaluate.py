@@ -9,6 +9,7 @@ from rich.console import Console
 
 from semaug.cli.common import Command, choose_device, say
 from semaug.util.errors import DataError, SettingError
+from semaug.util.names import printable
 
 
 @dataclass(frozen=True)
@@ -66,5 +67,5 @@ class Evaluate(Command):
         if self.json is not None:
             write_json(self.json, {"data": data.name, "split": split, **result.to_json()})
         console = Console(highlight=False)
-        console.print(f"{self.model} on {data.name}, {split}", markup=False)
+        console.print(printable(f"{self.model} on {data.name}, {split}"), markup=False)
         console.print(result.table())

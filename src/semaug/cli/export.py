@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from semaug.cli.common import Command, say
+from semaug.cli.common import Command, say, show
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,12 @@ class Export(Command):
     def run(self) -> None:
         from semaug.inference.classifier import load_classifier
         from semaug.inference.exporting import export
-        from semaug.util.files import read_json
+        from semaug.inference.runs import read_evaluation
 
-        scores = self.model / "evaluation.json"
-        evaluation = read_json(scores) if scores.is_file() else None
+        evaluation = read_evaluation(self.model)
         report = export(load_classifier(self.model), self.folder, self.onnx, hub=self.hub, evaluation=evaluation)
         for file in report.files:
-            print(file)
+            show(file)
         if report.onnx_difference is not None:
             say(f"ONNX and PyTorch differ by at most {report.onnx_difference:.1e}")
         if report.hub_difference is not None:

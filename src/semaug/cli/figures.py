@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from semaug.cli.common import Command, choose_device
+from semaug.cli.common import Command, choose_device, show
 from semaug.report.figures.table import FigureName, describe_figures
 
 
@@ -40,8 +40,8 @@ class Figures(Command):
         options = {name: getattr(self, name) for name in names} | {"device": choose_device(self.device)}
         for figure in draw(self.figure, self.runs, options):
             files = write(figure, self.output)
-            print(figure.caption)
-            print("\n".join(map(str, files)))
+            for line in (*figure.caption.splitlines(), *files):
+                show(line)
 
 
 Figures.__doc__ = describe_figures()  # the help names every figure in the table

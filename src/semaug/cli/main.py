@@ -1,6 +1,7 @@
 """The entry point: dispatch to a command, exit codes, and how errors are printed."""
 
 import os
+import shutil
 import signal
 import sys
 from importlib import import_module
@@ -14,6 +15,7 @@ from semaug.util import distributed
 from semaug.util.errors import SemaugError, SettingError
 from semaug.util.signals import Stop
 
+MIN_COLUMNS = 40
 COMMANDS = (
     "demo", "train", "evaluate", "predict", "export", "serve", "report", "figures", "data", "bench", "compare",
     "reproduce",
@@ -28,10 +30,51 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: The words after `semaug`; None for those of this process.
 
     Returns:
-        The exit code: 0; 1 if the reader of the output closed it; 2 after an error of the user; 128 + the number of the
-        signal that ended the command.
+        The exit code: 0; 1 if the reader of the output closed it; 2 after an error of the user or the system; 128 + the
+        number of the signal that ended the command.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        _prepare_process()
+        arguments = sys.argv[1:]
+    try:
+        code = _run(arguments)
+    except SystemExit as ended:  # by tyro: after the help, or a mistake in the options
+        code = ended.code if isinstance(ended.code, int) else 0
+    except BrokenPipeError:
+        code = 1
+    except MemoryError:
+        say("semaug: there is not enough memory")
+        code = 2
+    except OSError as error:
+        place = "" if error.filename is None else f" for {error.filename}"
+        say(f"semaug: the system refuses an operation{place}: {error.strerror or error}")
+        code = 2
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # the interpreter must not try again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return code or 1
+        if code == 0:
+            say(f"semaug: cannot write to standard output: {error.strerror}")
+        return code or 2
+    return code
+
+
+def _prepare_process() -> None:
+    """Make up for what a shell may lack: an encoding, standard streams, and a terminal wide enough for the help."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"  # otherwise names that are not ASCII could be neither read nor printed
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: the next file to be opened would take its place
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+    if shutil.get_terminal_size().columns < MIN_COLUMNS:  # tyro and rich never end in a terminal of four columns
+        os.environ["COLUMNS"] = str(MIN_COLUMNS)
+
+
+def _run(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         print(f"semaug {__version__}")
         return 0
@@ -42,14 +85,12 @@ def main(arguments: list[str] | None = None) -> int:
             raise SettingError("several processes under torchrun are for semaug train only", on_all_ranks=True)
         with Stop():
             command.run()
-        sys.stdout.flush()
     except SemaugError as error:
-        if distributed.is_rank_zero() or not error.on_all_ranks:
+        # rank 0 may be the process that has ended
+        lost = isinstance(error.__cause__, distributed.PeerLostError) and os.environ.get("RANK") == "1"
+        if not error.on_all_ranks or distributed.is_rank_zero() or lost:
             say(f"semaug: {with_flags(str(error), command)}")
         return 2
-    except BrokenPipeError:  # the reader has closed the output; the interpreter must not flush into it at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt as interruption:
         if distributed.is_rank_zero():
             how = "; run the same command again to resume" if command is not None and command.resumable else ""

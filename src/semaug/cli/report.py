@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from semaug.cli.common import Command
+from semaug.cli.common import Command, show
 from semaug.util.errors import SettingError
 
 
@@ -25,4 +25,4 @@ class Report(Command):
         if not self.runs:
             raise SettingError("name at least one run directory")
         write_report(list(self.runs), self.output)
-        print(self.output)
+        show(self.output)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from semaug.cli.common import Command
+from semaug.cli.common import Command, show
 from semaug.training.settings import TrainConfig
 from semaug.util import distributed
 
@@ -26,4 +26,4 @@ class Train(TrainConfig, Command):
         folder = train(self)
         if distributed.is_rank_zero():
             write_report([folder], folder / "report.html")
-            print(f"{folder}: model.safetensors, report.html")
+            show(f"{folder}: model.safetensors, report.html")

@@ -6,16 +6,20 @@ Annotation files of downloaded data sets are untrusted: whatever they hold, the 
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from semaug.data.samples import DataSet, ImageFiles, Samples
 from semaug.util.errors import DataError
+from semaug.util.names import shown, some
+from semaug.util.untrusted import read_bytes
 
 SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 MAX_ANNOTATION_BYTES = 2**30
 """Larger annotation files are refused; the largest of the known data sets has a twentieth of it."""
+MAX_CLASS_NAME = 1000
+"""Longer names of classes are refused."""
 
 Splits = dict[str, list[tuple[Path, int]]]
 """By split, the image files and their labels."""
@@ -42,11 +46,9 @@ class Field(NamedTuple):
 
 def read_content(path: Path) -> bytes:
     """The content of an annotation file that exists and is not too large."""
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"the annotation file {path} is missing")
-    if path.stat().st_size > MAX_ANNOTATION_BYTES:
-        raise DataError(f"{path} is too large for an annotation file ({path.stat().st_size} bytes)")
-    return path.read_bytes()
+    return read_bytes(path, MAX_ANNOTATION_BYTES)
 
 
 def lines(path: Path) -> Iterator[Field]:
@@ -103,7 +105,7 @@ def data_set(name: str, folder: Path, classes: Sequence[str], splits: Splits, *,
         The data set.
 
     Raises:
-        DataError: Files are missing, a split or class has no images, or two classes share a name.
+        DataError: Files are missing, a split or class has no images, two classes share a name, or a name is too long.
     """
     files = [file for entries in splits.values() for file, _ in entries]
     absent = [file for file in files if not os.path.isfile(file)] if listed else []
@@ -113,6 +115,9 @@ def data_set(name: str, folder: Path, classes: Sequence[str], splits: Splits, *,
     repeated = [class_name for class_name, count in Counter(classes).items() if count > 1]
     if repeated:
         raise DataError(f"two classes of {folder} have the same name: {some(repeated)}")
+    long = [class_name for class_name in classes if len(class_name) > MAX_CLASS_NAME]
+    if long:
+        raise DataError(f"names of classes in {folder} have more than {MAX_CLASS_NAME} characters: {some(long)}")
     trained = {label for _, label in splits["train"]}
     for split, entries in splits.items():
         if not entries:
@@ -130,14 +135,3 @@ def data_set(name: str, folder: Path, classes: Sequence[str], splits: Splits, *,
             images, labels = zip(*splits[split], strict=True)
             samples[split] = ImageFiles(folder, images, labels)
     return DataSet(name, tuple(classes), samples)
-
-
-def shown(text: str) -> str:
-    """Untrusted text for a message: quoted, on one line, and at most 100 characters of it."""
-    return repr(text if len(text) <= 100 else f"{text[:99]}…")
-
-
-def some(names: Iterable[str]) -> str:
-    """Untrusted names for a message: the first five, and the number of the others."""
-    texts = [shown(name) for name in names]
-    return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from semaug.data.samples import DataSet, Samples, why_unreadable
-from semaug.util.errors import printable
+from semaug.util.names import printable
 from semaug.util.processes import ordered_map
 from semaug.util.progress import ProgressCallback
 

@@ -13,11 +13,12 @@ import urllib.request
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 from semaug.data.annotations import leads_out
 from semaug.util.errors import DataError, FileError, SettingError
 from semaug.util.progress import ProgressCallback
+from semaug.util.untrusted import open_regular
 
 CHUNK_BYTES = 2**20
 ATTEMPTS = 5  # in a row that receive nothing
@@ -113,7 +114,7 @@ def download(
 
 
 def _has_checksum(path: Path, checksum: str) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         kind = "md5" if len(checksum) == 32 else "sha256"
         digest = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
     return digest.hexdigest() == checksum.lower()
@@ -213,26 +214,27 @@ def extract(archive: Path, folder: Path, max_bytes: int = MAX_BYTES, max_files: 
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tar = _opened_tar(archive)
-        if tar is not None:
-            with tar:
-                tar.extractall(folder, filter=tar_filter)
-        elif zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as zipped:
-                for entry in zipped.infolist():
-                    is_file = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG)
-                    check(entry.filename, entry.file_size, entry.is_dir() or is_file)
-                zipped.extractall(folder)
-        else:
-            raise DataError(f"{archive} is neither a tar nor a zip file")
+        with open_regular(archive) as file:
+            tar = _opened_tar(file)
+            if tar is not None:
+                with tar:
+                    tar.extractall(folder, filter=tar_filter)
+            elif zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as zipped:
+                    for entry in zipped.infolist():
+                        is_file = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG)
+                        check(entry.filename, entry.file_size, entry.is_dir() or is_file)
+                    zipped.extractall(folder)
+            else:
+                raise DataError(f"{archive} is neither a tar nor a zip file")
     except DataError:
         raise
     except Exception as error:  # the parsers raise exceptions of many kinds on damaged files
         raise DataError(f"cannot unpack {archive}: {error}") from error
 
 
-def _opened_tar(archive: Path) -> tarfile.TarFile | None:
+def _opened_tar(archive: BinaryIO) -> tarfile.TarFile | None:
     try:
-        return tarfile.open(archive, tarinfo=_TarInfo)
+        return tarfile.open(fileobj=archive, tarinfo=_TarInfo)
     except tarfile.ReadError:
         return None

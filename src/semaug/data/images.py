@@ -18,9 +18,11 @@ from PIL import Image
 from torch import Tensor
 
 from semaug.data.samples import Samples, why_unreadable
-from semaug.util.errors import DataError, FileError, SettingError, printable
+from semaug.util.errors import DataError, FileError, SettingError
+from semaug.util.names import printable
 from semaug.util.processes import is_other_process, ordered_map
 from semaug.util.progress import ProgressCallback as ProgressCallback
+from semaug.util.untrusted import map_array
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Unreadable = dict[int, str]
@@ -180,7 +182,7 @@ def decoded(
 
     Raises:
         DataError: Images cannot be read; nothing is then cached.
-        FileError: The cache cannot be written.
+        FileError: The cache cannot be written, or is damaged.
     """
     if cache is None:
         pixels = np.empty((len(samples), preprocessing.resize, preprocessing.resize, 3), dtype=np.uint8)
@@ -191,8 +193,8 @@ def decoded(
         names = [(samples.name(i), why) for i, why in unreadable.items()]
         raise DataError(f"{unreadable_images(names, len(samples))}; repair or remove them")
     if cache is not None:
-        # Copy on write: torch asks for writable memory, but nothing is written.
-        pixels = np.load(cache_file(samples, preprocessing, cache), mmap_mode="c")
+        shape = (len(samples), preprocessing.resize, preprocessing.resize, 3)
+        pixels = map_array(cache_file(samples, preprocessing, cache), shape, np.uint8)
     return torch.from_numpy(pixels)
 
 

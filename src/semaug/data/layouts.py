@@ -7,19 +7,21 @@ outside of the data set's folder is ever opened. (A user's own table may list im
 
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semaug.data.annotations import SPLIT_NAMES, Field, Splits, data_set, lines, numbered, pairs, shown
+from semaug.data.annotations import SPLIT_NAMES, Field, Splits, data_set, lines, numbered, pairs
 from semaug.data.downloads import Archive
 from semaug.data.matlab import read_variable
 from semaug.data.samples import IMAGE_SUFFIXES, DataSet
 from semaug.data.shards import holds_shards, read_shards
 from semaug.data.tables import TABLE_SUFFIXES, read_table
 from semaug.util.errors import DataError
+from semaug.util.names import shown
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ def _utf8(name: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError as error:
+        if sys.getfilesystemencoding() != "utf-8":  # as in the locale C without Python's UTF-8 mode
+            raise DataError(f"Python reads file names as {sys.getfilesystemencoding()}; set PYTHONUTF8=1") from error
         raise DataError(f"the file name {os.fsencode(name)!r} is not UTF-8; rename the file") from error
     return name
 

@@ -1,11 +1,9 @@
 """Check before training which images can be read."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from semaug.data.annotations import some
 from semaug.data.images import (
     Preprocessing,
     ProgressCallback,
@@ -17,8 +15,10 @@ from semaug.data.images import (
 )
 from semaug.data.samples import ImageFiles, Samples, Subset, subset
 from semaug.data.shards import ShardedImages
-from semaug.util.errors import DataError
+from semaug.util.errors import DataError, FileError
 from semaug.util.files import write_json
+from semaug.util.names import some
+from semaug.util.untrusted import read_json
 
 OnBadImage = Literal["stop", "skip"]
 
@@ -118,7 +118,9 @@ def _unreadable(
         return {}
     record = file.with_suffix(".unreadable.json")
     if record.is_file():
-        before = json.loads(record.read_bytes())
+        before = read_json(record, list[int])
+        if not all(0 <= i < len(samples) for i in before):
+            raise FileError(f"{record} is damaged; remove it")
         return {before[i]: reason for i, reason in decode(subset(samples, before), preprocessing).items()}
     if keep:
         unreadable = decode_into_cache(samples, preprocessing, cache, workers, progress)

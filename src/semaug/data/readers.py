@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from semaug.data.annotations import shown
 from semaug.data.downloads import fetch
 from semaug.data.layouts import LAYOUTS, Layout
 from semaug.data.samples import DataSet, Samples, embedded_birds, subset
 from semaug.data.shards import holds_shards, read_shards
-from semaug.util.errors import DataError, SettingError
+from semaug.util.errors import DataError, FileError, SettingError
+from semaug.util.names import shown
 from semaug.util.progress import ProgressCallback
 
 KNOWN = {layout.name: layout for layout in LAYOUTS if layout.folders}
@@ -49,6 +49,8 @@ def read_data(
         for layout in LAYOUTS:
             if layout.recognise(path):
                 return layout.read(path)
+    except FileError as error:
+        raise DataError(str(error)) from error
     except OSError as error:
         raise DataError(f"cannot read the data {shown(data)}: {error}") from error
     raise DataError(f"{path} is neither a folder nor a table (.csv, .tsv or .parquet)")

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from semaug.data.birds import Birds
-from semaug.util.errors import DataError, SemaugError, printable
+from semaug.util.errors import DataError, SemaugError
+from semaug.util.names import printable
+from semaug.util.untrusted import open_regular
 
 IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 """Names of image files end so, in capitals or not; the format is recognised by the content."""
@@ -21,6 +24,8 @@ FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are decoded. Pillow knows more, and would run Ghostscript for one of them (EPS)."""
 MAX_PIXELS = 178_956_970
 """Larger images are refused before they are decoded: Pillow's own limit, which a program may have lifted."""
+MAX_IMAGE_BYTES = 2**30
+"""Larger image files are refused: so many pixels of 16 bits in three channels take as much."""
 
 
 class Samples(Protocol):
@@ -84,7 +89,10 @@ def image_in(content: bytes, name: str = "", max_pixels: int = MAX_PIXELS) -> Im
 
 def _loaded(source: Path | BinaryIO, name: Path | str, max_pixels: int) -> Image.Image:
     try:
-        with _opened(source, max_pixels) as image:
+        with (
+            open_regular(source, MAX_IMAGE_BYTES) if isinstance(source, Path) else source as file,
+            _opened(file, max_pixels) as image,
+        ):
             image.load()
             return _in_rgb(_upright(image))
     except Exception as error:  # decoders raise exceptions of many kinds on damaged files
@@ -94,21 +102,20 @@ def _loaded(source: Path | BinaryIO, name: Path | str, max_pixels: int) -> Image
 
 def why_unreadable(error: Exception) -> str:
     """Why an image cannot be read, on one line and without its path, from what a loader raised."""
-    cause = error.__cause__ if isinstance(error, SemaugError) and error.__cause__ else error
+    cause: BaseException = error
+    while isinstance(cause, SemaugError) and cause.__cause__ is not None:
+        cause = cause.__cause__
     text = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
     return printable(" ".join(text.split())) or type(cause).__name__
 
 
-def _opened(source: Path | BinaryIO, max_pixels: int) -> Image.Image:
+def _opened(file: BinaryIO, max_pixels: int) -> Image.Image:
     """Open an image without decoding it."""
-    if isinstance(source, Path):
-        if not source.is_file():  # opening a pipe would wait forever for a writer
-            raise OSError("it is not a file" if source.exists() else "there is no such file")
-        if source.stat().st_size == 0:
-            raise OSError("the file is empty")
+    if not isinstance(file, io.BytesIO) and os.fstat(file.fileno()).st_size == 0:
+        raise OSError("the file is empty")
     too_large = f"it has more than {max_pixels} pixels"
     try:
-        image = Image.open(source, formats=_formats())
+        image = Image.open(file, formats=_formats())
     except UnidentifiedImageError as error:
         raise OSError("it is not an image of a known format") from error
     except Image.DecompressionBombError as error:

@@ -16,22 +16,44 @@ from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from semaug.data.samples import DataSet, ImageFiles, Samples, Subset, image_in, why_unreadable
-from semaug.util.errors import DataError, FileError, SettingError, printable
-from semaug.util.files import read_json, write_atomically, write_json
+from semaug.data.annotations import MAX_CLASS_NAME, SPLIT_NAMES
+from semaug.data.samples import MAX_IMAGE_BYTES, DataSet, ImageFiles, Samples, Subset, image_in, why_unreadable
+from semaug.util.errors import DataError, FileError, SettingError
+from semaug.util.files import write_atomically, write_json
+from semaug.util.names import printable
 from semaug.util.progress import ProgressCallback
+from semaug.util.untrusted import open_regular, read_array, read_bytes, read_json
 
 MANIFEST, UNFINISHED = "shards.json", "shards.part.json"
 _VERSION = 1
 _MAX_NAME_BYTES = 4096
 Table = npt.NDArray[np.int64]
 """A row for each image: offset and size of its bytes, its class, offset and size of its name."""
+
+
+class _Shard(TypedDict):
+    file: str
+    images: int
+    bytes: int
+    sha256: str
+
+
+class _Version(TypedDict):
+    version: int
+
+
+class _Manifest(_Version):
+    """The content of shards.json."""
+
+    name: str
+    classes: list[str]
+    splits: dict[str, list[_Shard]]
 
 
 def write_shards(data: DataSet, folder: Path, per_shard: int = 1000, progress: ProgressCallback | None = None) -> int:
@@ -120,17 +142,14 @@ def _encoded(samples: Samples, i: int) -> tuple[bytes, str]:
         return _encoded(samples.whole, samples.indices[i])
     if isinstance(samples, ImageFiles):
         file = samples.files[i]
-        try:
-            return file.read_bytes(), file.suffix.lower().removeprefix(".") or "img"
-        except OSError as error:
-            raise DataError(f"cannot read {printable(file)}: {error.strerror or error}") from error
+        return read_bytes(file, MAX_IMAGE_BYTES), file.suffix.lower().removeprefix(".") or "img"
     content = io.BytesIO()
     samples.load(i).save(content, "PNG")
     return content.getvalue(), "png"
 
 
 def _size_and_digest(file: Path) -> dict[str, Any]:
-    with open(file, "rb") as content:
+    with open_regular(file) as content:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
 
 
@@ -154,11 +173,9 @@ def read_shards(folder: Path) -> DataSet:
         files = tuple(folder / entry["file"] for entry in entries)
         tables = [_table(file, entry, len(classes)) for file, entry in zip(files, entries, strict=True)]
         shard = np.repeat(np.arange(len(entries)), [len(table) for table in tables])
-        table = np.concatenate(tables) if tables else np.empty((0, 5), np.int64)
+        table = np.concatenate(tables)
         digest = hashlib.sha256("\n".join(entry["sha256"] for entry in entries).encode()).hexdigest()
         splits[split] = ShardedImages(files, shard, table, digest)
-    if "train" not in splits:
-        raise DataError(f"the shards in {folder} have no split train")
     return DataSet(manifest["name"], classes, splits)
 
 
@@ -169,54 +186,55 @@ def damaged_shards(folder: Path) -> list[str]:
         entry["file"]
         for entry in entries
         if not (folder / entry["file"]).is_file()
-        or _size_and_digest(folder / entry["file"]) != {key: entry[key] for key in ("bytes", "sha256")}
+        or _size_and_digest(folder / entry["file"]) != {"bytes": entry["bytes"], "sha256": entry["sha256"]}
     ]
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def _manifest(folder: Path) -> _Manifest:
     """The manifest, all of it checked."""
     file = folder / MANIFEST
-    manifest = read_json(file)
-    try:
-        if manifest["version"] != _VERSION:
-            raise DataError(f"{file} has version {manifest['version']!r}, and this semaug reads version {_VERSION}")
-        entries = [entry for split in manifest["splits"].values() for entry in split]
-        texts = [manifest["name"], *manifest["classes"], *manifest["splits"]]
-        texts += [entry[key] for entry in entries for key in ("file", "sha256")]
-        is_sound = (
-            isinstance(manifest["classes"], list)
-            and all(isinstance(text, str) for text in texts)
-            and all(type(entry[key]) is int and entry[key] > 0 for entry in entries for key in ("images", "bytes"))
-            and all(Path(entry["file"]).name == entry["file"] for entry in entries)  # inside of the folder
-            and len(set(manifest["classes"])) == len(manifest["classes"]) > 0
-        )
-    except (KeyError, TypeError, AttributeError):
-        is_sound = False
+    version = read_json(file, _Version)["version"]
+    if version != _VERSION:
+        raise DataError(f"{file} has version {version}, and this semaug reads version {_VERSION}")
+    manifest: _Manifest = read_json(file, _Manifest)
+    classes, splits = manifest["classes"], manifest["splits"]
+    entries = [entry for split in splits.values() for entry in split]
+    is_sound = (
+        len(set(classes)) == len(classes) > 0
+        and max(map(len, [manifest["name"], *classes])) <= MAX_CLASS_NAME
+        and splits.keys() <= set(SPLIT_NAMES.values())
+        and all(min(entry["images"], entry["bytes"]) > 0 for entry in entries)
+        and all(Path(entry["file"]).name == entry["file"] for entry in entries)  # inside of the folder
+    )
     if not is_sound:
         raise DataError(f"{file} is damaged")
-    return dict(manifest)
+    empty = [split for split in ("train", *splits) if not splits.get(split)]
+    if empty:
+        raise DataError(f"the shards in {folder} have no images in the split {empty[0]}")
+    return manifest
 
 
-def _table(file: Path, entry: dict[str, Any], classes: int) -> Table:
+def _table(file: Path, entry: _Shard, classes: int) -> Table:
     """The table of a shard, with the offsets of names in the table's own file."""
     try:
-        size = file.stat().st_size
-        with open(_table_file(file), "rb") as content:
-            table = np.lib.format.read_array(content, allow_pickle=False)
-            names = np.lib.format.read_array(content, allow_pickle=False)
+        with open_regular(file) as archive:
+            size = os.fstat(archive.fileno()).st_size
+        with open_regular(_table_file(file)) as content:
+            table = read_array(content, 40 * entry["images"])
+            names = read_array(content, _MAX_NAME_BYTES * entry["images"])
             names_at = content.tell() - names.nbytes
-    except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise DataError(f"the shard {printable(file)} cannot be read: {error}") from error
+    except FileError as error:
+        raise DataError(f"the shard {file} cannot be read: {error}") from error
     if size != entry["bytes"]:
-        raise DataError(f"the shard {printable(file)} is damaged: it has {size} bytes instead of {entry['bytes']}")
+        raise DataError(f"the shard {file} is damaged: it has {size} bytes instead of {entry['bytes']}")
     is_sound = table.dtype == np.int64 and table.shape == (entry["images"], 5) and bool((table >= 0).all())
     if is_sound:
         offset, length, label, _, name_length = table.T
-        is_sound = bool((length <= size - offset).all() and (label < classes).all())
+        is_sound = bool((length <= np.minimum(size - offset, MAX_IMAGE_BYTES)).all() and (label < classes).all())
         is_sound &= bool((name_length <= _MAX_NAME_BYTES).all())
         is_sound &= names.dtype == np.uint8 and names.shape == (name_length.sum(),)
     if not is_sound:
-        raise DataError(f"the table of the shard {printable(file)} is damaged")
+        raise DataError(f"the table of the shard {file} is damaged")
     table[:, 3] = names_at + table[:, 4].cumsum() - table[:, 4]
     return table
 
@@ -261,7 +279,4 @@ def _read_part(file: Path, part: npt.NDArray[np.int64]) -> bytes:
 @lru_cache(maxsize=128)
 def _opened(file: Path, process: int) -> BinaryIO:
     """An open file; each process has its own."""
-    try:
-        return open(file, "rb")
-    except OSError as error:
-        raise FileError(f"the shard {printable(file)} cannot be read: {error.strerror or error}") from error
+    return open_regular(file)

@@ -1,5 +1,6 @@
 """Check free memory and cache space before decoding."""
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from semaug.data.images import Preprocessing, cache_file
 from semaug.data.samples import Samples
-from semaug.util.errors import SettingError
+from semaug.util.errors import FileError, SettingError
 
 _ADVICE = "set `images_on` to stream to decode them in every epoch"
 
@@ -25,6 +26,7 @@ def check_free_space(splits: Mapping[str, Samples], preprocessing: Preprocessing
 
     Raises:
         SettingError: They do not fit.
+        FileError: The cache cannot be written.
     """
     stored = {split: samples for split, samples in splits.items() if split != "test"}
     needed, memory = sum(_bytes(samples, preprocessing) for samples in stored.values()), _memory()
@@ -54,9 +56,15 @@ def _memory() -> int:
 
 
 def _free(folder: Path) -> int:
-    """Free bytes on the disk of a folder, which need not exist yet."""
-    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    return shutil.disk_usage(existing).free
+    """Free bytes on the disk of a folder, which is created."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return shutil.disk_usage(folder).free
+    except OSError as error:
+        reason = error.strerror or error
+        raise FileError(f"cannot write to {folder}: {reason}; choose another `cache` folder, or None") from error
 
 
 def _gigabytes(count: int) -> str:

@@ -18,7 +18,8 @@ from torch import Tensor
 from semaug.data.images import Preprocessing, pixels_or_reason
 from semaug.data.samples import Samples, Subset
 from semaug.data.shards import ShardedImages
-from semaug.util.errors import DataError, printable
+from semaug.util.errors import DataError
+from semaug.util.names import printable
 from semaug.util.processes import TASK_SIZE, ordered_map
 
 BUFFER = 10_000  # images through which those of shards are shuffled: about ten shards

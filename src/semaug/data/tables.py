@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from semaug.data.annotations import SPLIT_NAMES, Splits, data_set, read_content, shown, some
+from semaug.data.annotations import MAX_ANNOTATION_BYTES, SPLIT_NAMES, Splits, data_set, read_content
 from semaug.data.samples import DataSet
-from semaug.util.errors import DataError, MissingPackageError
-from semaug.util.spreadsheets import unescape_formula
+from semaug.util.errors import DataError, MissingPackageError, SemaugError
+from semaug.util.names import shown, some, unescape_formula
+from semaug.util.untrusted import open_regular
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 _MAX_ROWS = 20_000_000  # a few bytes of Parquet can stand for any number
@@ -21,7 +22,7 @@ def read_table(path: Path) -> DataSet:
     """Read a data set from a table with the columns path, label and, optionally, split.
 
     Classes are in alphabetical order, or by value if all are whole numbers. An apostrophe that keeps a spreadsheet from
-    reading a name as a formula is not part of it (:mod:`semaug.util.spreadsheets`).
+    reading a name as a formula is not part of it (:mod:`semaug.util.names`).
 
     Args:
         path: The file; paths in it are relative to its folder, and may lead out of it.
@@ -88,15 +89,19 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     except ImportError as error:
         raise MissingPackageError(f"reading {path} needs pyarrow: pip install pyarrow") from error
     try:
-        header = [str(name) for name in parquet.read_schema(path).names]
-        rows = parquet.read_metadata(path).num_rows
+        with open_regular(path, MAX_ANNOTATION_BYTES) as file:
+            header = [str(name) for name in parquet.read_schema(file).names]
+            rows = parquet.read_metadata(file).num_rows
+    except SemaugError:
+        raise
     except Exception as error:  # the parser raises exceptions of many kinds on damaged files
         raise DataError(f"{path} is not a Parquet file") from error
     if rows > _MAX_ROWS:
         raise DataError(f"{path} has {rows} rows, more than the {_MAX_ROWS} allowed")
     columns = _columns(path, header)
     try:
-        values = parquet.read_table(path, columns=columns).to_pydict()
+        with open_regular(path, MAX_ANNOTATION_BYTES) as file:
+            values = parquet.read_table(file, columns=columns).to_pydict()
     except Exception as error:
         raise DataError(f"{path} is a damaged Parquet file") from error
     for number, row in enumerate(zip(*(values[column] for column in columns), strict=True), start=1):

@@ -43,8 +43,16 @@ class Classifier:
     config: dict[str, Any]
 
     def probabilities(self, pixels: Tensor) -> Tensor:
-        """Class probabilities (N, C), in fp32 on the CPU, of uint8 pixels (N, resize, resize, 3)."""
-        [logits] = predict_logits(self.model, [pixels], self.preprocessing)
+        """Class probabilities (N, C), in fp32 on the CPU, of uint8 pixels (N, resize, resize, 3).
+
+        Raises:
+            ModelError: If the network does not run on images of this size, or memory is too small.
+        """
+        try:
+            [logits] = predict_logits(self.model, [pixels], self.preprocessing)
+        except RuntimeError as error:
+            size, reason = self.preprocessing.crop, " ".join(str(error).split())[:200]
+            raise ModelError(f"{self.name} does not run on {len(pixels)} images of {size} px: {reason}") from error
         return logits.softmax(1)
 
 

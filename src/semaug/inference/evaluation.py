@@ -18,6 +18,7 @@ from semaug.inference.classifier import Classifier
 from semaug.inference.loop import decode_samples
 from semaug.util import distributed
 from semaug.util.errors import DataError, ModelError, SettingError
+from semaug.util.names import printable
 
 LISTED = 20  # confused pairs and mistakes in an evaluation
 SCORES = {  # label and format of each score that is one number; k is 5, or the number of classes if that is smaller
@@ -192,7 +193,7 @@ def _table(title: str, names: list[str], numbers: list[str], rows: Iterable[Sequ
     for column in numbers:
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(*map(Text, row))  # as Text: brackets in a class name are not markup
+        table.add_row(*(Text(printable(cell)) for cell in row))  # as Text: brackets in a class name are not markup
     return table
 
 

@@ -30,6 +30,7 @@ from semaug.network.models import V1
 from semaug.util.errors import FileError, ModelError
 from semaug.util.files import write_atomically, write_json
 
+MAX_LOGIT = 1e6  # far beyond those of a trained classifier
 TOLERANCE = 1e-4  # of logits, relative to the largest one if that is above 1
 _ONNX_FILES = ("model.onnx", "model.onnx.data")
 _ONE_FILE_BYTES = 1_500_000_000  # a protobuf file holds at most 2 GB
@@ -69,7 +70,8 @@ def export(
 
     Raises:
         FileError: If the folder is a file or a run directory.
-        ModelError: If the network cannot be exported to ONNX, timm cannot build it, or the logits differ.
+        ModelError: If the weights are damaged, the network cannot be exported to ONNX, timm cannot build it, or the
+            logits differ.
         MissingPackageError: If a package for ONNX is not installed.
         ValueError: If the evaluation does not name its split.
 
@@ -84,6 +86,16 @@ def export(
         raise ValueError("an evaluation must name the split on which it was made")
     if onnx:
         import_onnx("onnx", "onnxscript", "onnxruntime")
+    model = copy.deepcopy(classifier.model).cpu().float().eval()
+    inputs = _example_inputs(classifier.preprocessing)
+    try:
+        with torch.inference_mode():
+            largest = float(model(inputs).abs().max())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"{classifier.name} does not run on images of {inputs.shape[-1]} px: {reason}") from error
+    if not largest <= MAX_LOGIT:  # `not`: NaN fails, too
+        raise ModelError(f"the weights are damaged: logits are as large as {largest:.1e}; nothing is exported")
     options, config = _build_options(classifier), classifier.config
     settings = {
         "format": FORMAT,
@@ -94,8 +106,6 @@ def export(
         **(_hub_settings(classifier, options) if hub else {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    model = copy.deepcopy(classifier.model).cpu().float().eval()
-    inputs = _example_inputs(classifier.preprocessing)
     onnx_difference = _write_onnx(model, inputs, folder, len(classifier.classes)) if onnx else None
     if not onnx:
         _remove_onnx(folder)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from semaug.util.errors import MissingPackageError, ModelError
+from semaug.util.untrusted import read_bytes
 
 MAX_ONNX_BYTES = 2_000_000_000  # a protobuf file holds at most 2 GB; larger models have their weights in a second file
 
@@ -36,17 +37,17 @@ class OnnxModel(nn.Module):
 
     Raises:
         MissingPackageError: If onnx or onnxruntime is not installed.
-        ModelError: If the file is too large, damaged, refers to other files, or has other inputs or outputs.
+        FileError: If the file cannot be read or is too large.
+        ModelError: If the file is damaged, refers to other files, or has other inputs or outputs.
     """
 
     def __init__(self, file: Path, crop: int, num_classes: int) -> None:
         super().__init__()
         onnx, runtime = import_onnx("onnx", "onnxruntime")
         self.file, self.num_classes = file, num_classes
-        if file.stat().st_size > MAX_ONNX_BYTES:
-            raise ModelError(f"{file} has more than {MAX_ONNX_BYTES} bytes and is not read")
+        content = read_bytes(file, MAX_ONNX_BYTES)
         try:
-            _check_files(onnx.load(str(file), load_external_data=False), file)
+            _check_files(onnx.load_model_from_string(content), file)
             self.session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
             [self.input] = [tensor.name for tensor in self.session.get_inputs()]
         except ModelError:
@@ -78,8 +79,9 @@ def _check_files(model: Any, file: Path) -> None:
         for entry in getattr(message, "external_data", ()):
             if entry.key == "location" and entry.value != allowed:
                 raise ModelError(f"{file} refers to another file than {allowed} for its weights and is not read")
-    if (file.parent / allowed).is_symlink():
-        raise ModelError(f"{file.parent / allowed} is a link and is not read")
+    weights = file.parent / allowed
+    if weights.is_symlink() or (weights.exists() and not weights.is_file()):
+        raise ModelError(f"{weights} is a link or not a file and is not read")
 
 
 def _messages(message: Any) -> Iterator[Any]:

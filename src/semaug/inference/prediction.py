@@ -5,6 +5,7 @@ import glob
 import io
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -20,9 +21,9 @@ import torch
 from semaug.data.samples import IMAGE_SUFFIXES, load_image
 from semaug.inference.classifier import Classifier
 from semaug.inference.loop import Pixels, decode_batches
-from semaug.util.errors import DataError, ModelError, SemaugError, SettingError, printable
+from semaug.util.errors import DataError, ModelError, SemaugError, SettingError
 from semaug.util.files import open_atomically
-from semaug.util.spreadsheets import escape_formula
+from semaug.util.names import escape_formula, printable, shown
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
     """List the image files that the inputs stand for, in the order of the inputs.
 
     Args:
-        inputs: Files; folders (all images in them and in their subfolders, sorted, without hidden ones); glob patterns
+        inputs: Files; folders (all images in them and in their subfolders, sorted, without hidden ones, a folder to
+            which several links lead once); glob patterns
             (sorted); or ``-``: files and folders from standard input, one per line.
 
     Returns:
@@ -93,20 +95,28 @@ def _stdin() -> Iterator[Path]:
             yield from _images(Path(name)) if Path(name).is_dir() else [Path(name)]
 
 
-def _images(path: Path, ancestors: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """The images at or below a path, sorted; the names of one folder at a time are in memory."""
-    real = os.path.realpath(path)
-    if not path.is_dir():
-        if path.suffix.lower() in IMAGE_SUFFIXES:
-            yield path
-    elif real not in ancestors:  # else it is a link to a folder that contains it
+def _images(path: Path) -> Iterator[Path]:
+    """The images at or below a path, sorted. A folder to which several links lead is searched once."""
+    levels, visited = [iter([path])], set[tuple[int, int]]()
+    while levels:
+        current = next(levels[-1], None)
+        if current is None:
+            levels.pop()
+            continue
         try:
-            names = sorted(entry.name for entry in path.iterdir())  # paths would need four times the memory
+            state = current.stat()
+            is_folder = stat.S_ISDIR(state.st_mode)
+            names = sorted(entry.name for entry in current.iterdir()) if is_folder else []  # smaller than paths
+        except FileNotFoundError:  # a link to nothing, whose prediction will fail
+            is_folder = False
         except OSError as error:
-            raise DataError(f"cannot read the folder {path}: {error.strerror}") from error
-        for name in names:
-            if not name.startswith("."):
-                yield from _images(path / name, ancestors | {real})
+            raise DataError(f"cannot read {shown(str(current))}: {error.strerror}") from error
+        if not is_folder:
+            if current.suffix.lower() in IMAGE_SUFFIXES:
+                yield current
+        elif (state.st_dev, state.st_ino) not in visited:
+            visited.add((state.st_dev, state.st_ino))
+            levels.append(map(current.joinpath, (name for name in names if not name.startswith("."))))
 
 
 def predict(
@@ -192,13 +202,16 @@ def write(
     if format not in ("csv", "jsonl"):
         raise SettingError(f"`format` must be csv or jsonl, not {format!r}")
     start, count, failed = time.perf_counter(), 0, 0
+    clean = printable if destination is None and sys.stdout.isatty() else str
     with _output(destination) as file:
         table = csv.writer(file)  # lines end with CR LF: with LF, Python 3.11 does not quote a cell that contains CR
         for prediction in predictions:
             if format == "jsonl":
                 file.write(json.dumps(_json_row(prediction)) + "\n")
             else:
-                table.writerows([*([_csv_header(prediction.top_k)] if count == 0 else []), _csv_row(prediction)])
+                if count == 0:
+                    table.writerow(_csv_header(prediction.top_k))
+                table.writerow(map(clean, _csv_row(prediction)))
             count += 1
             failed += prediction.error is not None
         if count == 0 and format == "csv":

@@ -11,19 +11,59 @@ report.html          curves and pictures
 tensorboard, wandb   the same metrics for these tools, if requested; tracking.json: the name of the run at W&B
 """
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, NotRequired, Required, TypedDict
 
+from semaug.data.annotations import MAX_CLASS_NAME
 from semaug.data.images import Preprocessing
 from semaug.util.errors import RunError
-from semaug.util.files import read_json
+from semaug.util.untrusted import read_json, read_json_lines
 
 FORMAT = 1  # of the run directory; raised when an older version of semaug would misread it
 # Limits for folders from unknown sources: memory is allocated for these sizes before the weights are read.
-MAX_CLASSES, MAX_SIDE = 100_000, 8192
+MAX_CLASSES, MAX_SIDE, MAX_WORKERS = 100_000, 8192, 1000
+
+
+class _Preprocessing(TypedDict):
+    resize: int
+    crop: int
+    shape: NotRequired[Literal["squash", "aspect"]]
+    mean: NotRequired[tuple[float, float, float]]
+    std: NotRequired[tuple[float, float, float]]
+
+
+class _Settings(TypedDict, total=False):
+    """The part of config.json that is read back; in an exported folder much of it is absent."""
+
+    model: Required[str]
+    preprocessing: Required[_Preprocessing]
+    composite: Literal["p2p"] | None
+    version: str
+    data: str | None
+    data_root: str | None
+    method: str
+    epochs: int
+    seed: int
+    select: Literal["val", "test"]
+    val_per_class: int | None
+    val_fraction: float
+    on_bad_image: Literal["stop", "skip"]
+    workers: int
+    cache: str | None
+    augmentation: dict[str, Any]
+
+
+class _Evaluation(TypedDict, total=False):
+    """The part of evaluation.json that a model card shows."""
+
+    split: Required[str]
+    count: int
+    top1: float
+    top5: float
+    mean_class_accuracy: float
+    cross_entropy: float
+    calibration_error: float
 
 
 class Description(NamedTuple):
@@ -44,43 +84,37 @@ def read_description(folder: Path) -> Description:
         raise RunError(f"there is no run directory {folder}")
     if not (folder / "config.json").is_file():
         raise RunError(f"{folder} is not a run directory: it has no config.json")
-    config = read_json(folder / "config.json")
-    version = config.get("format") if isinstance(config, dict) else None
+    file = folder / "config.json"
+    version = read_json(file, dict[str, Any]).get("format")
     if version != FORMAT:
-        raise RunError(f"{folder} has format {version}, and this version of semaug reads format {FORMAT}")
-    classes = read_json(folder / "classes.json")
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise RunError(f"{folder / 'classes.json'} is not a list of names")
+        raise RunError(f"{folder} has format {str(version)[:20]}, and this version of semaug reads format {FORMAT}")
+    config: dict[str, Any] = read_json(file, _Settings)
+    classes = read_json(folder / "classes.json", list[str])
     if not 1 <= len(set(classes)) == len(classes) <= MAX_CLASSES:
         raise RunError(f"{folder / 'classes.json'} must have 1 to {MAX_CLASSES} names, none twice")
-    if not isinstance(config.get("model"), str):
-        raise RunError(f"{folder / 'config.json'} does not name the network")
-    preprocessing = _read_preprocessing(config.get("preprocessing"))
-    if preprocessing is None:
-        raise RunError(f"{folder / 'config.json'} does not describe how images are prepared for the network")
+    if max(map(len, [config["model"], *classes])) > MAX_CLASS_NAME:
+        raise RunError(f"the name of a class or network in {folder} has more than {MAX_CLASS_NAME} characters")
+    if not 0 <= config.get("workers", 0) <= MAX_WORKERS:
+        raise RunError(f"cannot read {file}: workers should be from 0 to {MAX_WORKERS}")
+    try:
+        preprocessing = Preprocessing.from_json(config["preprocessing"])
+    except TypeError:  # unknown keys
+        preprocessing = None
+    if preprocessing is None or preprocessing.resize > MAX_SIDE or min(preprocessing.std) <= 0:
+        raise RunError(f"{file} does not describe how images are prepared for the network")
     return Description(config["model"], tuple(classes), preprocessing, config)
 
 
-def _read_preprocessing(values: Any) -> Preprocessing | None:
-    """The preprocessing in a config.json; None if it is not a valid one."""
-    try:
-        result = Preprocessing.from_json(values)
-        valid = all(type(side) is int and side <= MAX_SIDE for side in (result.resize, result.crop))
-        valid = valid and len(result.mean) == len(result.std) == 3 and min(result.std) > 0
-        return result if valid and all(map(math.isfinite, (*result.mean, *result.std))) else None
-    except (AttributeError, TypeError):
-        return None
+def read_evaluation(run: Path) -> dict[str, Any] | None:
+    """Read the scores in the evaluation.json of a run directory; None if there is none."""
+    file = run / "evaluation.json"
+    return dict(read_json(file, _Evaluation)) if file.exists() else None
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Read the metrics of all epochs of a run directory, in order; none if no epoch has finished."""
     file = run / "metrics.jsonl"
-    if not file.is_file():
-        return []
-    try:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except ValueError as error:
-        raise RunError(f"{file} is damaged: {error}") from error
+    return read_json_lines(file, dict[str, Any]) if file.exists() else []
 
 
 def split_settings(config: Mapping[str, Any]) -> dict[str, Any]:

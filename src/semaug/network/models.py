@@ -1,11 +1,9 @@
-"""Backbones by name, from timm and torchvision, and weights from files that are never unpickled."""
+"""Backbones by name, from timm and torchvision, and weights from safetensors files."""
 
 import difflib
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from semaug.network.blocks import find_head
@@ -134,30 +132,25 @@ def _with_first_strides(model: nn.Module, name: str) -> nn.Module:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a .safetensors file or of a checkpoint of torch, by name; code in it is never run.
+    """Read the tensors of a .safetensors file by name. Other formats (.pth, .bin) can hold code and are refused.
 
     Raises:
-        ModelError: The file is missing, damaged, or holds other things than a state dict.
+        ModelError: The file is missing, damaged, or of another format.
     """
+    from safetensors.torch import load_file
+
     if not path.is_file():
         raise ModelError(f"there is no weights file {path}")
+    if path.suffix != ".safetensors":
+        raise ModelError(
+            f"{path} is not a .safetensors file; other formats can hold code. To convert a state dict that you trust: "
+            "safetensors.torch.save_file(torch.load(OLD, weights_only=True), NEW)"
+        )
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:  # torch's own message says how to run the code in the file
-        raise ModelError(f"{path} holds other things than tensors; code in it is never run") from error
-    except Exception as error:  # safetensors, zip and pickle raise errors of their own kinds
+        return load_file(path)
+    except Exception as error:  # safetensors raises errors of its own kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(f"cannot read weights from {path}: {reason}") from error
-    for key in ("state_dict", "model", "model_state_dict"):
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ModelError(f"{path} does not hold a state dict of tensors")
-    return {name.removeprefix("module."): value for name, value in content.items()}
 
 
 def load_weights(model: nn.Module, path: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from semaug.report.canvas import slots
 from semaug.training.methods import METHODS
 from semaug.util.errors import RunError, SemaugError
-from semaug.util.files import read_json
+from semaug.util.untrusted import MAX_JSON_BYTES, read_bytes, read_json
 
 _LARGEST = 1e100  # numbers beyond are nonsense, and axes cannot show them
 _PICTURE = re.compile(r"data:image/(jpeg|png);base64,[A-Za-z0-9+/]+=*")
@@ -166,7 +166,7 @@ def _optional(path: Path, kind: type, notes: list[str]) -> Any:
 
 def _metrics(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = read_bytes(path, MAX_JSON_BYTES).decode(errors="replace") if path.is_file() else ""
     for line in filter(str.strip, text.splitlines()):
         try:
             row = json.loads(line)

@@ -20,8 +20,9 @@ from semaug.studies.tables import TextTable, signed, with_error
 from semaug.studies.workers import default_jobs, train_all
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import DataError, SemaugError
-from semaug.util.files import read_json, write_atomically, write_json
+from semaug.util.files import write_atomically, write_json
 from semaug.util.progress import Progress
+from semaug.util.untrusted import read_json
 
 _MOST_REPORTED = 12  # runs; the curves of more cannot be distinguished in the report
 

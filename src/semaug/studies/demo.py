@@ -11,7 +11,7 @@ from semaug.studies.grid import Candidate
 from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
-from semaug.util.files import read_json
+from semaug.util.untrusted import read_json
 
 
 def demo(output: Path, methods: Sequence[str], epochs: int = 15, seed: int = 0) -> tuple[Table, list[str]]:

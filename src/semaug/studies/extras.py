@@ -16,7 +16,8 @@ from semaug.studies.results import finished_runs
 from semaug.studies.scales import Setup
 from semaug.training.settings import required
 from semaug.util.errors import RunError
-from semaug.util.files import read_json, write_json
+from semaug.util.files import write_json
+from semaug.util.untrusted import read_json
 
 
 def known_extra(experiment: Experiment, setup: Setup) -> Extra:

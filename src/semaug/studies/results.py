@@ -19,7 +19,7 @@ from semaug.studies.scales import Setup, data_note, missing_data, stand_in, trai
 from semaug.studies.tables import TextTable, signed, with_error
 from semaug.training.settings import required
 from semaug.util.errors import SemaugError
-from semaug.util.files import read_json
+from semaug.util.untrusted import read_json
 
 NOT_RUN = "not run"
 

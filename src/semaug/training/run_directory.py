@@ -20,7 +20,8 @@ from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, identifying
 from semaug.util import distributed
 from semaug.util.errors import RunError
-from semaug.util.files import leftovers, read_json, write_atomically, write_json
+from semaug.util.files import leftovers, write_atomically, write_json
+from semaug.util.untrusted import read_json
 
 
 class RunDirectory:

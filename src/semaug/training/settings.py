@@ -40,7 +40,7 @@ class TrainConfig:
     """timm name, or torchvision/NAME; -v1 after it, as in resnet50-v1, for ResNet weights of Keras. Default:
     resnet50; on the embedded birds "small", a network of our own."""
     weights: Path | None = None
-    """Weights to start from: a .safetensors file, or a .pth file, which is read without unpickling."""
+    """Weights to start from: a .safetensors file. Other formats can hold code and are refused."""
     pretrained: bool | None = None
     """Start from ImageNet weights of the library. Default: yes, except with own weights, "small" or the birds."""
     method: MethodName = "isda"

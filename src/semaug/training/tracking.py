@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from semaug.util.errors import MissingPackageError, SemaugError
-from semaug.util.files import read_json, write_json
+from semaug.util.files import write_json
+from semaug.util.untrusted import read_json
 
 Track = Literal["tensorboard", "wandb"]
 

@@ -30,9 +30,10 @@ from semaug.training.state import EpochState, TrainingState
 from semaug.training.tracking import Tracker, check_installed, make_tracker
 from semaug.util import distributed
 from semaug.util.errors import RunError, TrainingError
-from semaug.util.files import read_json, write_json
+from semaug.util.files import write_json
 from semaug.util.progress import Progress
 from semaug.util.signals import Interrupted, Stop
+from semaug.util.untrusted import read_json
 
 CHECK_EVERY = 50  # steps between two checks of their numbers, for which the host waits for the device
 LEAST_ON_GPU = 256  # images in a batch of validation, which a GPU does not fill with fewer

@@ -6,6 +6,7 @@ errors of a lost connection into :class:`PeerLostError`.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from torch import Tensor
 from torch import distributed as dist
 
 from semaug.util.errors import SemaugError, SettingError, TrainingError
+from semaug.util.names import shown
 
 Value = TypeVar("Value")
+START_SECONDS = 60
 BUCKET = 32 * 2**20  # bytes: small tensors travel together until they reach this size
 
 
@@ -68,13 +71,20 @@ def world_size() -> int:
 
 def is_launched() -> bool:
     """Whether torchrun, or a launcher that sets the same environment, has started several processes."""
-    variables = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return all(name in os.environ for name in variables) and int(os.environ["WORLD_SIZE"]) > 1
+    if not all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
+        return False
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        value = os.environ[name]
+        if not (value.isascii() and value.isdigit() and len(value) < 10):
+            raise SettingError(f"the environment variable {name} is {shown(value)} and not a number; use torchrun")
+    if int(os.environ["RANK"]) >= max(1, int(os.environ["WORLD_SIZE"])):
+        raise SettingError("the environment variable RANK is not below WORLD_SIZE; use torchrun")
+    return int(os.environ["WORLD_SIZE"]) > 1
 
 
 def is_rank_zero() -> bool:
     """Whether this is rank 0, the only one that prints and writes (valid before initialisation too)."""
-    return not is_launched() or os.environ["RANK"] == "0"
+    return os.environ.get("RANK", "0") == "0" or not is_launched()
 
 
 def initialize(device: str, timeout: timedelta = timedelta(hours=2)) -> str:
@@ -84,13 +94,15 @@ def initialize(device: str, timeout: timedelta = timedelta(hours=2)) -> str:
 
     Args:
         device: "cuda" or "cpu".
-        timeout: How long a collective operation may wait for the other processes.
+        timeout: How long a collective operation may wait for the other processes. They must start within
+            `START_SECONDS`.
 
     Returns:
         The device of this process; "cuda" becomes the GPU of torchrun's LOCAL_RANK.
 
     Raises:
         SettingError: There are more processes than GPUs.
+        TrainingError: The other processes have not started.
         PeerLostError: The other processes cannot be reached.
     """
     on_gpu = device.startswith("cuda")
@@ -101,16 +113,45 @@ def initialize(device: str, timeout: timedelta = timedelta(hours=2)) -> str:
         device = f"cuda:{local}"
         torch.cuda.set_device(local)
     if not dist.is_initialized():
-        from torch._C._distributed_c10d import PrefixStore  # missing in some builds of torch
-        from torch.distributed.rendezvous import rendezvous
-
+        store = _meet()
+        own, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store.set_timeout(timeout)
         with _collective():
-            store, own, count = next(rendezvous("env://", timeout=timeout))
-            # torchrun may reuse its store after a restart; the addresses of the old processes must not be seen.
-            store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
             backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
             dist.init_process_group(backend, timeout=timeout, store=store, rank=own, world_size=count)
     return device
+
+
+def _meet() -> Any:
+    """Wait until all processes have started; returns the store through which they find each other."""
+    from torch._C._distributed_c10d import PrefixStore  # missing in some builds of torch
+    from torch.distributed.rendezvous import rendezvous
+
+    limit, result = timedelta(seconds=START_SECONDS), list[Any]()
+
+    def wait() -> None:
+        try:
+            store, own, count = next(rendezvous("env://", timeout=limit))
+            # torchrun may reuse its store after a restart; the addresses of the old processes must not be seen.
+            store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            store.set(f"started {own}", "")
+            store.wait([f"started {rank}" for rank in range(count)], limit)
+            result.append(store)
+        except Exception as error:  # of several kinds in torch
+            result.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    while waiting.is_alive():  # in this thread Python would not see signals while torch waits
+        waiting.join(0.1)
+    [store] = result
+    if isinstance(store, Exception):
+        total, place = os.environ["WORLD_SIZE"], f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise TrainingError(
+            f"not all of the {total} processes have met at {shown(place)} within {START_SECONDS} seconds; "
+            "start all of them, by torchrun"
+        ) from store
+    return store
 
 
 def shut_down() -> None:

@@ -1,20 +1,22 @@
-"""Exceptions that users of the library see, and printable names for their messages.
+"""Exceptions that users of the library see.
 
 Each message is one plain sentence that says what is wrong and what to do. A setting appears in it under its Python
 name in backticks (`` `batch_size` ``); the command line shows that as its flag.
 """
+
+from semaug.util.names import printable
 
 
 class SemaugError(Exception):
     """A mistake or fault that one sentence explains.
 
     Args:
-        message: The sentence.
+        message: The sentence. Names in it may come from anywhere: what a terminal would not print is escaped.
         on_all_ranks: Whether every process of a distributed run raises the same error, so that only rank 0 prints it.
     """
 
     def __init__(self, message: str = "", *, on_all_ranks: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.on_all_ranks = on_all_ranks
 
 
@@ -44,16 +46,3 @@ class MissingPackageError(SemaugError):
 
 class FileError(SemaugError):
     """A file cannot be read or written."""
-
-
-def printable(name: object) -> str:
-    """The name of a file or class for a terminal.
-
-    Args:
-        name: Anything with a string form.
-
-    Returns:
-        The string itself, or its quoted form if it holds characters that a terminal would not print.
-    """
-    text = str(name)
-    return text if text.isprintable() else repr(text)

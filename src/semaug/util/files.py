@@ -1,4 +1,4 @@
-"""Atomic writes and size-limited JSON reads."""
+"""Atomic writes."""
 
 import errno
 import json
@@ -11,8 +11,6 @@ from typing import IO, Any
 
 from semaug.util.errors import FileError
 from semaug.util.processes import is_other_process
-
-MAX_JSON_BYTES = 64_000_000
 
 
 @contextmanager
@@ -82,21 +80,3 @@ def leftovers(folder: Path) -> list[Path]:
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as indented JSON, atomically; raises FileError."""
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file that may come from a stranger.
-
-    Raises:
-        FileError: The file is missing, has more than `MAX_JSON_BYTES`, or is not JSON.
-    """
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise FileError(f"cannot read {path}: it has more than {MAX_JSON_BYTES} bytes")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileError(f"there is no file {path}") from None
-    except (OSError, ValueError) as error:
-        raise FileError(f"cannot read {path}: {error}") from error
-    except RecursionError:
-        raise FileError(f"cannot read {path}: it is nested too deeply") from None

@@ -1,6 +1,7 @@
 """Groups of look-alike classes: by name, by a table, or by what a classifier confuses."""
 
 import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ from typing import NamedTuple
 from semaug.data.samples import Samples
 from semaug.report.reading import confusion_entries
 from semaug.util.errors import DataError, SettingError
-from semaug.util.files import read_json
-from semaug.util.spreadsheets import unescape_formula
+from semaug.util.names import unescape_formula
+from semaug.util.untrusted import MAX_JSON_BYTES, read_bytes, read_json
 
 Counts = Counter[tuple[int, int]]
 """Number of images of two classes that were taken for the other one; the smaller class is first."""
@@ -44,13 +45,13 @@ def table_groups(file: Path, classes: Sequence[str]) -> dict[str, list[int]]:
         DataError: If the file cannot be read, lacks a column or names an unknown class.
     """
     try:
-        with open(file, newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream)
-            missing = [column for column in ("class", "group") if column not in (reader.fieldnames or [])]
-            if missing:
-                raise DataError(f"{file} has no column {' and no column '.join(missing)}; it needs class and group")
-            rows = [(row["class"] or "", unescape_formula(row["group"] or "")) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        text = read_bytes(file, MAX_JSON_BYTES).decode("utf-8-sig")
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        missing = [column for column in ("class", "group") if column not in (reader.fieldnames or [])]
+        if missing:
+            raise DataError(f"{file} has no column {' and no column '.join(missing)}; it needs class and group")
+        rows = [(row["class"] or "", unescape_formula(row["group"] or "")) for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read {file}: {error}") from error
     index = {name: i for i, name in enumerate(classes)}
     groups: dict[str, list[int]] = {}

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
@@ -18,6 +20,7 @@ from semaug.report.figures.figure import class_title
 from semaug.report.figures.runs import FigureRun, open_runs
 from semaug.training.methods import METHODS
 from semaug.util.errors import ModelError, RunError, SettingError
+from semaug.util.names import shown
 
 REACH, STEP = 3.0, 0.1  # range of the slider to both sides, in standard deviations or draws, and its step
 DRAWS, PRINCIPAL = 5, 3
@@ -50,8 +53,11 @@ class Guide:
         self.positions = [round(STEP * i, 6) for i in range(-steps, steps + 1)]
 
     @torch.no_grad()
-    def answer(self, image: Image.Image) -> dict[str, Any]:
-        """Classify an RGB image, and move its feature along each direction.
+    def answer(self, pixels: npt.NDArray[np.uint8]) -> dict[str, Any]:
+        """Classify an image, and move its feature along each direction.
+
+        Args:
+            pixels: The image, resized as by the classifier's preprocessing.
 
         Returns:
             In plain types: the most probable classes and the nearest training images, also for each direction and
@@ -60,11 +66,11 @@ class Guide:
         Raises:
             ModelError: If the network's outputs are not finite.
         """
-        pixels = torch.tensor(self.view.classifier.preprocessing.pixels(image))[None]
-        probabilities = self.view.classifier.probabilities(pixels)
+        batch = torch.tensor(pixels)[None]
+        probabilities = self.view.classifier.probabilities(batch)
         if not probabilities.isfinite().all():
             raise ModelError("the network's outputs are not finite numbers: its training has diverged")
-        feature = self.view.features(pixels)
+        feature = self.view.features(batch)
         label = int(probabilities.argmax())
         distances, [neighbours] = _nearest(feature, self.gallery)
         unit = float(distances[0, 0]) or float(distances.max()) or 1.0
@@ -187,7 +193,10 @@ def open_guide(
     """
     if images < 1:
         raise SettingError(f"`images` must be at least 1, not {images}")
-    method = METHODS[str(read_description(run).config.get("method"))]
+    name = str(read_description(run).config.get("method"))
+    if name not in METHODS:
+        raise RunError(f"{run} was trained by the unknown method {shown(name)}")
+    method = METHODS[name]
     if method.composite:
         raise RunError(f"{run} holds a P2P-Net, which has no single feature to move; choose a run of another method")
     if covariance is None:

@@ -3,17 +3,25 @@
 A request neither reads from nor writes to the disk. The page may load only its own styles, script and data. A request
 must address the server by a name that its user would use, and come from its own page. This protects against web pages
 that point their own name at this address (DNS rebinding) or send requests from elsewhere.
+
+Clients that send slowly are disconnected. Images are decoded one at a time, in a process that is ended if it takes too
+long: a few kilobytes can take minutes. Uploads beyond `UPLOADS` wait, unread, for their turn.
 """
 
+import asyncio
 import ipaddress
 import logging
+import re
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
+import anyio.to_process
+import h11
+import numpy as np
+import numpy.typing as npt
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -21,22 +29,29 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from semaug.data.images import Preprocessing
 from semaug.data.samples import FORMATS, image_in
 from semaug.report.html import environment, policy_of, render_page
 from semaug.report.serve.answers import REACH, STEP, Guide
-from semaug.util.errors import SemaugError, SettingError
+from semaug.util.errors import DataError, SemaugError, SettingError
 
 MAX_BYTES = 25_000_000
 MAX_PIXELS = 50_000_000  # 150 MB when decoded
 SECONDS = 60  # time limit of an upload
-CONNECTIONS = 16  # each may hold an image of MAX_BYTES
+SILENCE_SECONDS = 5  # time limit of each part of an upload, and of the headers of a request
+DECODING_SECONDS = 20
+UPLOADS = 16  # at a time; each may hold an image of MAX_BYTES
+CONNECTIONS = 400  # at a time; more are refused
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
     "Cache-Control": "no-store",
 }
 
@@ -54,30 +69,42 @@ def application(guide: Guide, title: str, host: str = "127.0.0.1") -> Starlette:
     """
     page = _page(guide, title)
     policy = f"{policy_of(page)}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    uploads = anyio.CapacityLimiter(UPLOADS)
     one_at_a_time = anyio.CapacityLimiter(1)  # decoding and the network need memory and all cores
+    decode = partial(_decode, guide.view.classifier.preprocessing)
 
-    def classify(content: bytes) -> dict[str, Any]:
-        return guide.answer(image_in(content, max_pixels=MAX_PIXELS))
+    async def classify(content: bytes) -> dict[str, Any]:
+        async with one_at_a_time:
+            try:
+                with anyio.fail_after(DECODING_SECONDS):
+                    pixels = await anyio.to_process.run_sync(decode, content, cancellable=True)
+            except TimeoutError:
+                raise DataError(f"the image cannot be decoded within {DECODING_SECONDS} seconds") from None
+            except anyio.BrokenWorkerProcess:
+                raise DataError("the image cannot be decoded: its decoder has crashed") from None
+            return await anyio.to_thread.run_sync(guide.answer, pixels, abandon_on_cancel=True)
 
     async def show(request: Request) -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
     async def training_image(request: Request) -> Response:
+        index = request.path_params["index"]
         try:
-            content = guide.thumbnail(request.path_params["index"])
+            content = guide.thumbnail(int(index) if re.fullmatch("[0-9]{1,9}", index) else -1)
         except IndexError:
             return Response(status_code=404)
         return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
 
     async def answer(request: Request) -> Response:
         try:
-            with anyio.fail_after(SECONDS):
-                content = await _body(request)
-            if content is None:
-                return _refusal(413, f"the file has more than {MAX_BYTES // 1_000_000} MB")
-            return JSONResponse(await anyio.to_thread.run_sync(classify, content, limiter=one_at_a_time))
+            async with uploads:
+                with anyio.fail_after(SECONDS):
+                    content = await _body(request)
+                if content is None:
+                    return _refusal(413, f"the file has more than {MAX_BYTES // 1_000_000} MB")
+                return JSONResponse(await classify(content))
         except TimeoutError:
-            return _refusal(408, f"the upload took more than {SECONDS} seconds")
+            return _refusal(408, "the upload is too slow")
         except ClientDisconnect:
             return _refusal(400, "the upload was interrupted")
         except SemaugError as error:
@@ -86,7 +113,7 @@ def application(guide: Guide, title: str, host: str = "127.0.0.1") -> Starlette:
     return Starlette(
         routes=[
             Route("/", show),
-            Route("/training-image/{index:int}", training_image),
+            Route("/training-image/{index}", training_image),
             Route("/answer", answer, methods=["POST"]),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=partial(_guard, host))],
@@ -118,14 +145,22 @@ def _page(guide: Guide, title: str) -> str:
 async def _body(request: Request) -> bytes | None:
     """The body of a request; None if it is too large. No more than the limit is read."""
     stated = request.headers.get("content-length", "0")
-    if not stated.isdecimal() or int(stated) > MAX_BYTES:
+    if not re.fullmatch("[0-9]{1,9}", stated) or int(stated) > MAX_BYTES:
         return None
-    content = bytearray()
-    async for part in request.stream():
+    content, parts = bytearray(), request.stream()
+    while True:
+        with anyio.fail_after(SILENCE_SECONDS):
+            part = await anext(parts, None)
+        if part is None:
+            return bytes(content)
         content += part
         if len(content) > MAX_BYTES:
             return None
-    return bytes(content)
+
+
+def _decode(preprocessing: Preprocessing, content: bytes) -> npt.NDArray[np.uint8]:
+    """The pixels of an image, for a worker process."""
+    return preprocessing.pixels(image_in(content, max_pixels=MAX_PIXELS))
 
 
 def _refusal(status: int, sentence: str) -> Response:
@@ -137,7 +172,7 @@ async def _guard(host: str, request: Request, call_next: Callable[[Request], Awa
     origin = request.headers.get("origin")
     if len(request.headers.getlist("host")) != 1 or not _is_own(request.headers["host"], host):
         response = Response("this server is not known by that name\n", 421, media_type="text/plain")
-    elif origin is not None and origin.partition("//")[2] != request.headers["host"]:
+    elif origin is not None and origin.lower() not in _origins(request.headers["host"]):
         response = Response("requests from other pages are refused\n", 403, media_type="text/plain")
     else:
         response = await call_next(request)
@@ -146,13 +181,19 @@ async def _guard(host: str, request: Request, call_next: Callable[[Request], Awa
     return response
 
 
+def _origins(header: str) -> tuple[str, str]:
+    """The origins of a page that was loaded from a host."""
+    return f"http://{header.lower()}", f"https://{header.lower()}"
+
+
 def _is_own(header: str, host: str) -> bool:
     """Whether a Host header names this server as its user would; rebinding needs a name, and not an IP address."""
+    match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", header.lower())
+    name = "" if match is None else match[1] or match[2]
+    if match is not None and name in ("localhost", host.lower()):
+        return True
     try:
-        name = urlsplit(f"//{header}").hostname
-        if name in ("localhost", host):
-            return True
-        return ipaddress.ip_address(name or "").is_loopback or not is_loopback(host)
+        return ipaddress.ip_address(name).is_loopback or not is_loopback(host)
     except ValueError:
         return False
 
@@ -180,6 +221,39 @@ def address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
+class _Protocol(H11Protocol):
+    """HTTP for clients that send each request's headers within `SILENCE_SECONDS`; uvicorn has no such limit."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._set_timer(None)
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._set_timer(None)
+        elif self._timer is None:
+            self._set_timer(self.loop.call_later(SILENCE_SECONDS, self.transport.close))
+
+    def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+
 def run(app: Starlette, listening: socket.socket) -> None:
     """Serve an application on a socket until a signal ends it."""
     _server(app).run(sockets=[listening])
@@ -194,8 +268,9 @@ def _server(app: Starlette) -> uvicorn.Server:
         proxy_headers=False,
         lifespan="off",
         ws="none",
+        http=_Protocol,
         limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=0,  # whoever ends the server does not wait for answers
     )
     server = uvicorn.Server(config)
     # requests that are cut off when the server ends are not errors

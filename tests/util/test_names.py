@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semaug.util.spreadsheets import escape_formula, unescape_formula
+from semaug.util.names import escape_formula, unescape_formula
 
 
 @given(st.one_of(st.text(max_size=8), st.text("'=+-@\t\r\n ab", max_size=8)))

@@ -1,0 +1,37 @@
+"""Names and other text of unknown origin, made safe for a terminal and for CSV files.
+
+In HTML the templates escape every text (:mod:`semaug.report.html`).
+"""
+
+from collections.abc import Iterable
+
+_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+
+
+def printable(text: object) -> str:
+    """Text for a terminal, on one line: characters that do not print, as in escape sequences, are written as codes."""
+    line = str(text)
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def shown(text: str) -> str:
+    """Text for a message: quoted, on one line, and at most 100 characters of it."""
+    return repr(text if len(text) <= 100 else f"{text[:99]}…")
+
+
+def some(names: Iterable[str]) -> str:
+    """Names for a message: the first five, and the number of the others."""
+    texts = [shown(name) for name in names]
+    return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")
+
+
+def escape_formula(name: str) -> str:
+    """The cell for a name in a CSV file: with an apostrophe in front if a spreadsheet would read it as a formula."""
+    return f"'{name}" if name.lstrip("'").startswith(_STARTS) else name
+
+
+def unescape_formula(cell: str) -> str:
+    """The name that :func:`escape_formula` wrote as `cell`."""
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_STARTS) else cell

@@ -1,0 +1,164 @@
+"""The command line where a shell, a terminal or a system is odd: a result or one sentence, and never a traceback."""
+
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from photos import photo_folder
+from semaug.cli.main import main
+from semaug.cli.train import Train
+from semaug.util import distributed
+from semaug.util.errors import SettingError, TrainingError
+
+
+def semaug(*arguments: object, stdout: Any = subprocess.PIPE, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
+    command = [sys.executable, "-m", "semaug", *map(str, arguments)]
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=300, env=environment, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos; the name of a class is not ASCII, and that of another one would clear a terminal."""
+    folder = photo_folder(tmp_path_factory.mktemp("photos"), train=2, test=1)
+    for split in ("train", "test"):
+        first, second, *_ = sorted((folder / split).iterdir())
+        first.rename(folder / split / "Blåhake")
+        second.rename(folder / split / "\x1b[2JWren")
+    return folder
+
+
+def test_a_full_disk_behind_standard_output_is_one_sentence(photos: Path) -> None:
+    with open("/dev/full", "w") as full:
+        result = semaug("data", "check", photos, stdout=full)
+    assert result.returncode == 2
+    assert re.fullmatch(r"semaug: .+: No space left on device\n", result.stderr)
+
+
+def test_standard_output_may_be_closed(photos: Path) -> None:
+    result = semaug("data", "check", photos, "--workers", 0, preexec_fn=lambda: os.close(1))
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_names_are_read_and_cannot_control_the_terminal_in_an_ascii_locale(photos: Path) -> None:
+    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    result = semaug("data", "check", photos, "--workers", 0, env=ascii_locale, encoding="utf-8")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Blåhake (2)" in result.stdout
+    assert r"\x1b[2JWren (2)" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+def test_the_help_fits_any_terminal(columns: int) -> None:
+    result = semaug("report", "--help", env={"COLUMNS": str(columns)})
+    assert result.returncode == 0
+    assert "usage: semaug report" in result.stdout
+
+
+def test_too_few_open_files_are_one_sentence(photos: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))
+
+    result = semaug("data", "check", photos, preexec_fn=limit)
+    assert result.returncode == 2
+    assert result.stderr == "semaug: the system refuses an operation: Too many open files\n"
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(photos: Path, tmp_path: Path) -> None:
+    options = ["--model", "small", "--pretrained", "False", "--resize", 40, "--crop", 32]
+    result = semaug("train", "--data", photos, "--output", tmp_path / "run", *options, env={"HOME": "/proc"})
+    assert result.returncode == 2
+    *_, last = result.stderr.splitlines()
+    assert last.startswith("semaug: cannot write to /proc/.cache/semaug: No such file or directory; choose")
+
+
+def test_paths_that_are_too_long_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in ("x" * 300, "/".join(["x" * 200] * 30)):
+        for command in (["data", "check", path], ["evaluate", path], ["report", path]):
+            assert main(command) == 2
+            [line] = capsys.readouterr().err.splitlines()
+            assert line.startswith("semaug: ")
+
+
+# ---------------------------------------------------------------------------------------------------- several processes
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"RANK": "x"}, "the environment variable RANK is 'x' and not a number; use torchrun"),
+        ({"WORLD_SIZE": "-2"}, "the environment variable WORLD_SIZE is '-2' and not a number; use torchrun"),
+        ({"RANK": "2"}, "the environment variable RANK is not below WORLD_SIZE; use torchrun"),
+    ],
+)
+def test_a_wrong_environment_is_one_sentence(
+    changes: dict[str, str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched(monkeypatch, **changes)
+    with pytest.raises(SettingError):
+        distributed.is_launched()
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err == f"semaug: {sentence}\n"
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, **changes: str) -> int:
+    """The environment of the first of two processes; returns the port at which they meet."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **changes}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return int(port)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_process_that_is_alone_ends_in_one_sentence(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch, RANK=rank)
+    monkeypatch.setattr(distributed, "START_SECONDS", 1)
+    with pytest.raises(TrainingError, match="not all of the 2 processes have met at '127.0.0.1:.*' within 1 seconds"):
+        distributed.initialize("cpu")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_that_waits_for_others_obeys_signals(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    port = launched(monkeypatch)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "semaug", "train", "--output", tmp_path / "run"], stderr=subprocess.PIPE, text=True
+    )
+    while process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            break
+        except OSError:  # not yet waiting
+            time.sleep(0.1)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert errors.splitlines()[-1].startswith(f"semaug: stopped by {number.name}")
+
+
+@pytest.mark.parametrize(("rank", "prints"), [("0", True), ("1", True), ("2", False)])
+def test_if_the_first_process_is_killed_the_second_says_so(
+    rank: str, prints: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lose(self: Any) -> None:
+        raise TrainingError("another process has ended", on_all_ranks=True) from distributed.PeerLostError("gone")
+
+    launched(monkeypatch, RANK=rank, WORLD_SIZE="3")
+    monkeypatch.setattr(Train, "run", lose)
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err == ("semaug: another process has ended\n" if prints else "")
