@@ -29,7 +29,7 @@ from semaug.meta.updates import Update, map_update
 from semaug.network.randomness import GraphRandomness, RandomState, Rehearsal
 from semaug.util import distributed
 
-WARM_UP = 3  # ordinary steps of a kind before it is captured
+WARM_UP = 3  # ordinary steps of the first kind before it is captured
 MOST_GRAPHS = 8  # steps of further kinds are not captured
 
 Run = Callable[[Tensor, Tensor], Metrics]
@@ -88,10 +88,10 @@ class StepGraphs:
             return self._run(images, labels)
         if kind.graph is None:
             kind.steps += 1
-            if kind.steps < WARM_UP:
-                return self._run(images, labels)
-            if kind.steps == WARM_UP:
-                return self._rehearse(kind, images, labels)
+            if kind.rehearsal is None:
+                # Only the first kind needs more than one ordinary step: optimisers make their states in it.
+                last = self.captured > 0 or kind.steps >= WARM_UP
+                return self._rehearse(kind, images, labels) if last else self._run(images, labels)
             if not self._capture(kind, images, labels):
                 return self._run(images, labels)
         return self._replay(kind, images, labels)

@@ -65,7 +65,7 @@ class _WeightsAndBiases(Tracker):
         try:
             self.run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "semaug"),
-                id=read_json(file)["wandb"],
+                id=read_json(file, dict[str, str])["wandb"],
                 name=folder.name,
                 dir=folder,
                 config=dict(settings),

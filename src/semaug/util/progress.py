@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from semaug.util.names import printable
+
 ProgressCallback = Callable[[int, int], None]
 """Called with the number of items done and their total."""
 
@@ -30,7 +32,7 @@ class Progress:
 
     def say(self, message: str) -> None:
         """Print a message."""
-        self.console.print(message, markup=False, soft_wrap=True)
+        self.console.print(printable(message), markup=False, soft_wrap=True)
 
     @contextmanager
     def task(self, name: str, total: int) -> Iterator[ProgressCallback]:
