@@ -76,6 +76,7 @@ class LearnableAugmentation:
     """
 
     _algorithm: type[Algorithm1] = Algorithm1
+    _capturable = True  # whether steps may be replayed: what the host draws in a step would stay the same
 
     def __init__(
         self,
@@ -135,7 +136,8 @@ class LearnableAugmentation:
         self._strength = make_strength(strength, strength_power).to(self.network.head.weight.device)
         self.algorithm = self._algorithm(self.executor, optimizer, order, interval, detach_real, self._strength)
         on_gpu = self.network.head.weight.device.type == "cuda"
-        self._graphs = StepGraphs(self.algorithm, self._run_step) if graphs and on_gpu else None
+        graphed = graphs and on_gpu and self._capturable
+        self._graphs = StepGraphs(self.algorithm, self._run_step) if graphed else None
 
     @property
     def strength(self) -> float:

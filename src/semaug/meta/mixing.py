@@ -278,7 +278,7 @@ def _is_bottleneck(network: Network, module: nn.Module, noise: Tensor) -> bool:
 
 class _MixingLearner(LearnableAugmentation):
     algorithm: Mixing
-    capturable = False  # by a CUDA graph: boxes and layers are drawn on the host and change in every half step
+    _capturable = False  # boxes and layers are drawn on the host in every half step
 
     def __init__(
         self, model: nn.Module | Network, optimizer: Optimizer, source: Source | None = None, *args: Any, **options: Any
