@@ -330,7 +330,7 @@ def test_networks_without_a_pooled_map_or_without_stages_are_refused() -> None:
 def test_options_that_do_not_fit_are_refused(kind: type[semaug.LearnableAugmentation]) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert not kind(model, optimizer).capturable  # type: ignore[attr-defined]
+    assert not kind(model, optimizer)._capturable
     with pytest.raises(ValueError, match="has no meta loop"):
         kind(model, optimizer, semaug.CovNet(6).double())
     with pytest.raises(ValueError, match="`micro_batch` must be at least 2"):
