@@ -55,6 +55,7 @@ def make_batch(config: BenchConfig) -> tuple[Tensor, Tensor]:
         raise SettingError(str(error)) from error
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"{config.model} does not run on such images ({config}): {sentence(error)}") from error
+    release_memory()  # else the network that was tried counts as memory of the first variants
     return images, labels
 
 
