@@ -63,7 +63,7 @@ def drawn(runs: dict[str, Path]) -> dict[str, figures.Figure]:
     sources = {label: runs[label] for label in ("constant", "isda", "learnable")}
     made = [
         figures.tsne({label: runs[label] for label in ("basic", "learnable")}),
-        figures.augmentations(runs["learnable"], copies=3),
+        figures.augmentations({label: runs[label] for label in ("basic", "learnable")}, copies=3),
         figures.neighbours(sources, queries=3, count=4),
         figures.diagnostics(runs),
         figures.confusions(runs["basic"], pairs=3),

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from semaug.report import figures
 from semaug.report.figures import Figure, augmentations, confusions, diagnostics, neighbours, tsne
 from semaug.report.figures.augmentations import _kept_share
 from semaug.report.figures.features import choose_images, compute_features, run_images
-from semaug.report.figures.neighbours import _nearest_images
+from semaug.report.figures.neighbours import _nearest_images, _queries
 from semaug.report.figures.runs import FigureRun, open_runs
 from semaug.report.figures.tsne import _turned, separation, tsne_plane
 from semaug.training import checkpoints as checkpoint
@@ -162,7 +163,7 @@ def test_runs_that_cannot_be_drawn_from_are_one_sentence(runs: Runs, tmp_path: P
     with pytest.raises(SemaugError, match="'basic' and has no Σ"):
         neighbours({"basic": runs["basic"]})
     with pytest.raises(SemaugError, match="no Σ"):
-        augmentations(runs["basic"])
+        augmentations({"basic": runs["basic"]})
     unfinished = tmp_path / "unfinished"
     shutil.copytree(runs["isda"], unfinished)
     (unfinished / "model.safetensors").unlink()
@@ -178,7 +179,7 @@ def test_runs_that_cannot_be_drawn_from_are_one_sentence(runs: Runs, tmp_path: P
     with pytest.raises(SemaugError, match="at least one run"):
         tsne({})
     with pytest.raises(SemaugError, match="positive"):
-        augmentations(runs["isda"], strength=0.0)
+        augmentations({"isda": runs["isda"]}, strength=0.0)
     early = tmp_path / "early"
     shutil.copytree(runs["isda"], early)
     rows = [{**row, "strength": 0.0} for row in read_metrics(early)]
@@ -201,21 +202,15 @@ def test_runs_of_other_classes_are_not_compared(runs: Runs, tmp_path: Path) -> N
 
 def test_nearest_images_agree_with_brute_force() -> None:
     dice = np.random.default_rng(0)
-    gallery, draws = dice.normal(size=(40, 7)), dice.normal(size=(6, 7))
-    same = [bytes([i]) for i in range(40)]
+    gallery, same = dice.normal(size=(40, 7)), [bytes([i]) for i in range(40)]
     same[11] = same[5]  # two images with the same pixels
     gallery[11] = gallery[5]
-    draws[0] = gallery[5] + 0.01
-    draws[1] = gallery[5] - 0.01
-    result = _nearest_images(torch.from_numpy(draws), torch.from_numpy(gallery), same, query=3)
-    taken: list[int] = []
-    for draw in draws:
-        order = sorted(range(40), key=lambda i: (np.sum((gallery[i] - draw) ** 2), i))
-        taken.append(next(i for i in order if i != 3 and same[i] not in {same[j] for j in taken}))
-    assert result == taken
-    assert result[0] == 5
-    assert 11 not in result
-    assert 5 not in _nearest_images(torch.from_numpy(draws), torch.from_numpy(gallery), same, query=11)
+    feature = gallery[5] + 0.01
+    near, far = (_nearest_images(torch.from_numpy(feature), torch.from_numpy(gallery), same, q, 6) for q in (3, 11))
+    order = sorted((i for i in range(40) if i not in (3, 11)), key=lambda i: np.sum((gallery[i] - feature) ** 2))
+    assert near == order[:6]
+    assert near[0] == 5
+    assert 5 not in far, "the query's own pixels"
 
 
 def test_the_figure_of_neighbours(runs: Runs, drawn: Drawn) -> None:
@@ -228,11 +223,16 @@ def test_the_figure_of_neighbours(runs: Runs, drawn: Drawn) -> None:
         assert all(0 <= row[key] <= 1 for key in ("same_class", "unmoved_same_class", "kept"))
         assert row["shift"] > 0
         assert f"{label} {100 * row['same_class']:.0f} %" in figure.caption
-    # the share of unmoved neighbours, all over again
-    own, labels = (values.double().numpy() for values in features(opened(runs["isda"]), 30))
-    distances = np.linalg.norm(own[:, None] - own, axis=2) + np.diag([np.inf] * 30)
-    near = np.argsort(distances, axis=1)[:, :4]
-    assert numbers["runs"]["isda"]["unmoved_same_class"] == pytest.approx((labels[near] == labels[:, None]).mean())
+    # the shares, all over again: of the nearest images to each feature, and to one augmented version of it
+    figure_run = opened(runs["isda"], "run")
+    own, labels = features(figure_run, 30)
+    order = _queries(labels.tolist(), 3, 0)
+    own, labels = own[order], labels[order]
+    [moved] = figure_run.draws(own, labels, 1, torch.Generator().manual_seed(0))
+    for measure, near in (("unmoved_same_class", own), ("same_class", moved)):
+        distances = torch.cdist(near.double(), own.double()).fill_diagonal_(torch.inf)
+        share = (labels[distances.argsort(dim=1)[:, :4]] == labels[:, None]).double().mean()
+        assert numbers["runs"]["isda"][measure] == pytest.approx(float(share))
 
 
 # ------------------------------------------------------------------------------------------------------ t-SNE
@@ -286,8 +286,8 @@ def test_t_sne_of_features_that_coincide_is_finite() -> None:
 
 def test_the_figure_of_look_alike_classes(runs: Runs, drawn: Drawn) -> None:
     figure = drawn["tsne"]
-    assert figure.numbers["group"] == "finch"
-    assert figure.numbers["images"] == 20
+    [group] = figure.numbers["groups"]
+    assert (group["group"], group["images"]) == ("finch", 20), "no group has more than five classes: the largest"
     figure_run = opened(runs["basic"])
     samples = run_images(figure_run.classifier)
     members = [i for i, name in enumerate(figure_run.classes) if name.endswith("Finch")]
@@ -300,12 +300,31 @@ def test_the_figure_of_look_alike_classes(runs: Runs, drawn: Drawn) -> None:
     assert figure.html.count('class="point') == 40
 
 
+def test_every_large_group_of_look_alike_classes_is_shown(runs: Runs, tmp_path: Path) -> None:
+    names = opened(runs["basic"]).classes
+    table = tmp_path / "groups.csv"
+    table.write_text("class,group\n" + "".join(f"{name},{'ABABAC'[i]}\n" for i, name in enumerate(names)))
+    both = {label: runs[label] for label in ("basic", "isda")}
+    figure = tsne(both, groups=table, more_than=1)
+    first, second = figure.numbers["groups"]
+    assert [first["group"], first["classes"]] == ["A", [names[0], names[2], names[4]]]
+    assert [second["group"], second["classes"]] == ["B", [names[1], names[3]]]
+    assert figure.html.count('class="point') == 2 * (15 + 10)
+    assert figure.html.count("<h3>") == 2 * (2 + 1)
+    for label, row in figure.numbers["runs"].items():
+        alone = [tsne({label: runs[label]}, groups=table, group=name).numbers["runs"][label] for name in "AB"]
+        assert row == pytest.approx({key: np.mean([one[key] for one in alone]) for key in row})
+    assert "2 groups of more than 1 classes of the same group in groups.csv" in figure.caption
+    [only] = tsne(both, groups=table, more_than=2).numbers["groups"]
+    assert only["group"] == "A"
+
+
 def test_figures_are_the_same_for_the_same_seed(runs: Runs) -> None:
     one, two = (tsne({"isda": runs["isda"]}, seed=3, limit=10) for _ in range(2))
     assert one == two
-    assert one.numbers["images"] == 10
+    assert one.numbers["groups"][0]["images"] == 10
     state = torch.get_rng_state()
-    first, again, other = (augmentations(runs["isda"], seed=seed, limit=8, copies=1) for seed in (1, 1, 2))
+    first, again, other = (augmentations({"isda": runs["isda"]}, seed=seed, limit=8, copies=1) for seed in (1, 1, 2))
     assert first == again
     assert first.numbers != other.numbers
     assert torch.equal(torch.get_rng_state(), state)
@@ -315,9 +334,9 @@ def test_figures_are_the_same_for_the_same_seed(runs: Runs) -> None:
 
 def test_other_images_can_be_given(runs: Runs, photos: Path) -> None:
     train_images = read_data(str(photos)).splits["train"]
-    assert tsne({"basic": runs["basic"]}, train_images).numbers["images"] == 24
+    assert tsne({"basic": runs["basic"]}, train_images).numbers["groups"][0]["images"] == 24
     few = embedded_birds(2, 1, 3, size=48).splits["test"]
-    assert tsne({"basic": runs["basic"]}, few).numbers["images"] in (3, 6)
+    assert tsne({"basic": runs["basic"]}, few).numbers["groups"][0]["images"] in (3, 6)
 
 
 # ------------------------------------------------------------------------------------------------------ augmentations
@@ -349,8 +368,36 @@ def test_the_figure_of_augmentations(drawn: Drawn) -> None:
     assert hollow == colours, "and augmented features are hollow"
 
 
+def test_augmented_features_are_those_of_one_network_with_the_covariance_of_another(runs: Runs, drawn: Drawn) -> None:
+    numbers = drawn["augmentations"].numbers
+    network, source = opened(runs["basic"]), opened(runs["learnable"], "run").source
+    assert source is not None
+    members = [i for i, name in enumerate(network.classes) if name.endswith("Finch")]
+    own, labels = features(network, 30)
+    wanted = torch.isin(labels, torch.tensor(members))
+    own, labels = own[wanted], labels[wanted]
+    place = torch.searchsorted(torch.tensor(members), labels)
+    centres = torch.stack([own[labels == label].mean(0) for label in members])
+    assert numbers["original"] == pytest.approx(_kept_share(own, place, centres))
+    moved = source(own, labels).sample(own, 3, LAST["learnable"], torch.Generator().manual_seed(0)).detach()
+    kept = _kept_share(moved.flatten(0, 1), place.repeat(3), centres)
+    assert numbers["augmentations"]["Semantic augmentation"]["kept"] == pytest.approx(kept)
+    assert "the network of basic" in drawn["augmentations"].caption
+    assert "the Σ of learnable" in drawn["augmentations"].caption
+
+
+def test_runs_whose_features_and_covariance_do_not_fit_are_refused(
+    runs: Runs, photos: Path, train_small: Callable[..., Path], tmp_path: Path
+) -> None:
+    wide = train_small(photos, tmp_path / "wide", method="basic", model="test_resnet", epochs=1)
+    with pytest.raises(SemaugError, match=r"is for 64 features and does not fit the \d+ of"):
+        augmentations({"basic": wide, "isda": runs["isda"]})
+    with pytest.raises(SemaugError, match="one run, or one for the features and one for Σ, not 3"):
+        augmentations({label: runs[label] for label in ("basic", "isda", "learnable")})
+
+
 def test_weak_draws_stay_near_their_features(runs: Runs) -> None:
-    numbers = augmentations(runs["isda"], strength=1e-12, limit=12, copies=1).numbers
+    numbers = augmentations({"isda": runs["isda"]}, strength=1e-12, limit=12, copies=1).numbers
     assert numbers["augmentations"]["Semantic augmentation"]["kept"] == numbers["original"]
 
 

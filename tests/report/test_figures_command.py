@@ -32,7 +32,7 @@ def figures(*arguments: str | Path) -> int:
     [
         ("neighbours", ("constant", "isda"), {".png", ".html"}),
         ("tsne", ("basic", "learnable"), {".png", ".svg", ".html"}),
-        ("augmentations", ("learnable",), {".png", ".svg", ".html"}),
+        ("augmentations", ("basic", "learnable"), {".png", ".svg", ".html"}),
         ("diagnostics", ("isda", "learnable"), {".png", ".svg", ".html"}),
         ("confusions", ("basic",), {".png", ".html"}),
         ("parts", ("p2p",), {".png", ".html"}),

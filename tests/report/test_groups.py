@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semaug.report.figures.figure import class_title
-from semaug.report.figures.groups import _most_confused, _name_groups, choose_group, table_groups
+from semaug.report.figures.groups import _most_confused, _name_groups, choose_group, choose_groups, table_groups
 from semaug.util.errors import SemaugError
 
 CUB = ("001.Least_Flycatcher", "002.Fish_Crow", "003.Great_Crested_Flycatcher", "004.American_Crow", "005.Ovenbird")
@@ -61,8 +61,23 @@ def test_a_group_can_be_named() -> None:
     assert choose_group([], CUB, group="Crow")[1] == [1, 3]
     with pytest.raises(SemaugError, match="crow, flycatcher"):
         choose_group([], CUB, group="ovenbird")
-    with pytest.raises(SemaugError, match="2 to 8"):
-        choose_group([], CUB, max_classes=9)
+    with pytest.raises(SemaugError, match="2 to 32"):
+        choose_group([], CUB, max_classes=33)
+
+
+def test_all_groups_of_more_than_some_classes_are_chosen() -> None:
+    names = [f"{i}_{word}" for i, word in enumerate(("Wren",) * 6 + ("Gull",) * 8 + ("Tern",) * 5 + ("Ovenbird",))]
+    assert [(group.name, len(group.classes)) for group in choose_groups([], names)] == [("gull", 8), ("wren", 6)]
+    assert [group.name for group in choose_groups([], names, more_than=4)] == ["gull", "wren", "tern"]
+    assert [group.name for group in choose_groups([], names, more_than=8)] == ["gull"], "the largest instead"
+    with pytest.raises(SemaugError, match="at least 1"):
+        choose_groups([], names, more_than=0)
+
+
+def test_groups_that_differ_in_case_alone_are_two(tmp_path: Path) -> None:
+    file = tmp_path / "groups.csv"
+    file.write_text("class,group\n" + "".join(f"{name},{group}\n" for name, group in zip(CUB, "aAaAb", strict=True)))
+    assert [group.classes for group in choose_groups([], CUB, groups=file, more_than=1)] == [[1, 3], [0, 2]]
 
 
 def test_without_names_that_end_alike_the_most_confused_classes_are_a_group(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def drawn(runs: dict[str, Path]) -> list[figures.Figure]:
     both = {f"<u>{method}": runs[method] for method in ("basic", "learnable")}
     return [
         figures.tsne(both),
-        figures.augmentations(runs["learnable"], copies=1),
+        figures.augmentations(both, copies=1),
         figures.neighbours({"<u>": runs["learnable"]}, queries=4, count=2),
         figures.diagnostics({"<u>learnable": runs["learnable"]}),
         figures.confusions(runs["basic"], pairs=6),

@@ -194,8 +194,8 @@ def test_pictures_are_drawn_once_and_a_failing_one_is_reported(
 ) -> None:
     seen: list[Any] = []
 
-    def tsne(runs: Any) -> Any:
-        seen.append(runs)
+    def tsne(runs: Any, *, more_than: int) -> Any:
+        seen.append((runs, more_than))
         return Picture()
 
     def neighbours(runs: Any) -> Any:
@@ -211,7 +211,8 @@ def test_pictures_are_drawn_once_and_a_failing_one_is_reported(
     for _ in range(2):
         assert reproduce(names, setup, choice, 1).failed == 1
     assert len(seen) == 1
-    assert set(seen[0]) == {"basic", "learnable"}
+    assert set(seen[0][0]) == {"basic", "learnable"}
+    assert seen[0][1] == 3, "the option of the preset at this scale"
     page = (tmp_path / "report.html").read_text()
     assert "planted" in page
     assert "ValueError: no such thing" in page

@@ -21,7 +21,8 @@ class Figures(Command):
     output: Path = Path("figures")
     """The folder to write to."""
     group: str | None = None
-    """Name of the group of look-alike classes (tsne, augmentations). Default: the largest group."""
+    """Name of the group of look-alike classes (tsne, augmentations). Default: all groups of more than five
+    classes (tsne), or the largest group."""
     groups: Path | None = None
     """CSV file with the columns class and group. Default: the last words of the classes' names are the groups."""
     covariance: Literal["run", "classwise"] = "run"

@@ -94,13 +94,33 @@ def panels(
     return figure, [figure.add_axes((x / width, y / height, size[0] / width, size[1] / height)) for x, y in corners]
 
 
-def add_legend(figure: "Figure", handles: Sequence[Any], columns: int) -> None:
-    """Add a legend of artists with labels below everything else, in as many columns as fit."""
-    widest = CHARACTER * max(len(str(handle.get_label())) for handle in handles) + 0.6
-    fitting = max(1, min(columns, int(figure.get_figwidth() / widest)))
+def marker(slot: int) -> str:
+    """Choose the marker of a series; colour and marker together differ for 64 series."""
+    return MARKERS[(slot + slot // len(COLOURS)) % len(MARKERS)]
+
+
+def legend_columns(labels: Sequence[str], columns: int, width: float) -> int:
+    """Count the columns of a legend that fit into a width in inches, at most `columns`."""
+    widest = CHARACTER * max(map(len, labels)) + 0.6
+    return max(1, min(columns, int(width / widest)))
+
+
+def add_legend(
+    figure: "Figure", handles: Sequence[Any], columns: int, at: tuple[float, float, float] | None = None
+) -> None:
+    """Add a legend of artists with labels, in as many columns as fit.
+
+    Args:
+        figure: The figure.
+        handles: The artists.
+        columns: Most columns.
+        at: Centre from the left, top from the bottom, and width, in inches; below everything else by default.
+    """
+    middle, top, width = at or (figure.get_figwidth() / 2, 0.3, figure.get_figwidth())
+    fitting = legend_columns([str(handle.get_label()) for handle in handles], columns, width)
     place: dict[str, Any] = {
         "loc": "upper center",
-        "bbox_to_anchor": (0.5, 0.3 / figure.get_figheight()),
+        "bbox_to_anchor": (middle / figure.get_figwidth(), top / figure.get_figheight()),
         "columnspacing": 1.6,
     }
     length = 2.6 if handles[0].get_linestyle() not in ("None", "") else 1.0

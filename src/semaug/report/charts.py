@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from semaug.report.canvas import CHARACTER, COLOURS, DASHES, INK, MARKERS, SOFT, add_legend, clean, panels, style
+from semaug.report.canvas import CHARACTER, COLOURS, DASHES, INK, SOFT, add_legend, clean, marker, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ class Series:
     @property
     def look(self) -> dict[str, Any]:
         """Options of matplotlib for lines and markers."""
-        look = {"color": self.colour, "ls": DASHES[self.slot % 6], "marker": MARKERS[self.slot % 8], "ms": 4.5}
+        look = {"color": self.colour, "ls": DASHES[self.slot % 6], "marker": marker(self.slot), "ms": 4.5}
         return look | ({"mfc": "none", "mew": 1.2, "ls": ":"} if self.hollow else {"mew": 0})
 
 

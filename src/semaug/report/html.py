@@ -49,7 +49,7 @@ def _name(text: Any) -> "Markup":
 
 @cache
 def _swatch(slot: int, line: bool = True) -> "Markup":
-    return chart(charts.swatch(slot % 24, line), "")  # after 24, colours, dashes and markers repeat
+    return chart(charts.swatch(slot % 192, line), "")  # after 192, colours, dashes and markers repeat
 
 
 def chart(figure: "Figure", label: str) -> "Markup":

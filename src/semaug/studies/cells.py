@@ -4,7 +4,7 @@ A cell is one training run for each seed, with the paper's result beside it. The
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from semaug.training.methods import METHODS
@@ -65,6 +65,7 @@ class Experiment:
     kind: Literal["table", "lines", "pictures", "theorem"] = "table"  # what the report draws
     axis: str = ""  # what changes along the horizontal axis of "lines"
     picture: Literal["neighbours", "tsne", "augmentations"] | None = None  # of semaug.report.figures
+    picture_options: Mapping[ScaleName, Mapping[str, Any]] = field(default_factory=dict)  # of that figure
     curves: bool = False  # whether to draw Σ over the epochs
     published: bool = False  # whether to show the published results of other methods
     measure: Callable[["Experiment", "Setup"], Extra] | None = None  # what is not a training run

@@ -47,6 +47,7 @@ def _file(experiment: Experiment, setup: Setup) -> Path:
     if experiment.picture is not None:
         runs = [run for cell in experiment.at(setup.scale) for run in finished_runs(cell, setup)]
         parts += [[run.run.name, run.top1] for run in runs]
+        parts.append(experiment.picture_options.get(setup.scale))
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
     return setup.output / "extras" / f"{setup.scale}-{experiment.name}-{digest}.json"
 
@@ -56,13 +57,14 @@ def _pictures(experiment: Experiment, setup: Setup) -> Extra:
     from semaug.report.figures import FIGURES
 
     kind, pictures, missing = FIGURES[required(experiment.picture)], [], []
+    options = experiment.picture_options.get(setup.scale, {})
     for dataset in dict.fromkeys(cell.dataset for cell in experiment.cells):
         cells = [cell for cell in experiment.at(setup.scale) if cell.dataset == dataset]
         runs = {cell.method: finished[0].run for cell in cells if (finished := finished_runs(cell, setup))}
         if len(runs) < len(cells):
             missing.append(DATASETS[dataset])
             continue
-        figure = kind.draw(runs) if kind.runs == "all" else kind.draw(*runs.values())
+        figure = kind.draw(runs, **options)
         pictures.append(
             {
                 "title": f"{DATASETS[dataset]}: {figure.title}" if len(experiment.cells) > 3 else figure.title,

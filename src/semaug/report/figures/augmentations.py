@@ -1,6 +1,7 @@
 """Original and augmented features of image-level and semantic augmentation, under one network."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from semaug.report.figures.features import choose_images, compute_features, run_
 from semaug.report.figures.figure import Figure, class_title
 from semaug.report.figures.groups import choose_group
 from semaug.report.figures.runs import CovarianceKind, FigureRun, open_runs
-from semaug.report.figures.scatter import Panel, scatter, scatter_fragment
+from semaug.report.figures.scatter import Block, Panel, scatter, scatter_fragment
 from semaug.report.figures.tsne import tsne_plane
 from semaug.training.methods import METHODS
-from semaug.util.errors import SettingError
+from semaug.util.errors import RunError, SettingError
 
 _IMAGE_METHODS = ("random-erasing", "randaugment")
 _SEMANTIC = "Semantic augmentation"
@@ -30,12 +31,11 @@ def _kept_share(features: Tensor, labels: Tensor, centres: Tensor) -> float:
 
 
 def augmentations(
-    run: Path,
+    runs: Mapping[str, Path],
     samples: Samples | None = None,
     *,
     group: str | None = None,
     groups: Path | None = None,
-    max_classes: int = 5,
     limit: int = 120,
     copies: int = 2,
     covariance: CovarianceKind = "run",
@@ -47,16 +47,16 @@ def augmentations(
 ) -> Figure:
     """Draw original and augmented features of Random Erasing, RandAugment and semantic augmentation by t-SNE.
 
-    Images are augmented as in training; semantic augmentation draws ``a' ~ N(a, λΣ)``. Numbers: `original`, the share
+    Images are augmented as in training; semantic augmentation draws ``a' ~ N(a, λΣ)``. Of two runs the first computes
+    all features and the second has the Σ: in the paper, basic and learnable. Numbers: `original`, the share
     of original features whose nearest class centre is that of their own class; for each augmentation `kept`, that share
     of augmented features, `altered`, the share of versions that differ from the original, and `kept_of_altered`.
 
     Args:
-        run: Run directory.
-        samples: Images, labelled by the run's classes; by default those that the run was evaluated on.
+        runs: One or two run directories by label.
+        samples: Images, labelled by the runs' classes; by default those that the first run was evaluated on.
         group: Name of the group; see :func:`semaug.report.figures.groups.choose_group`.
         groups: Table of groups.
-        max_classes: Most classes.
         limit: Most images.
         copies: Augmented versions of each image, at least 1.
         covariance: The Σ.
@@ -70,13 +70,13 @@ def augmentations(
         The figure.
 
     Raises:
-        SemaugError: If the run has no such Σ, or there is no such group.
+        SemaugError: If the second run has no such Σ or it does not fit the features, or there is no such group.
     """
     if copies < 1:
         raise SettingError(f"`copies` must be at least 1, not {copies}")
-    [opened] = open_runs({"run": run}, covariance, strength, device)
+    opened = _with_covariance(runs, covariance, strength, device)
     samples = run_images(opened.classifier) if samples is None else samples
-    chosen = choose_group([run], opened.classes, group=group, groups=groups, max_classes=max_classes, samples=samples)
+    chosen = choose_group([opened.path], opened.classes, group=group, groups=groups, samples=samples)
     functions: dict[str, Callable[[Tensor], Tensor]] = {"original": opened.features}
     for method in _IMAGE_METHODS:
         functions |= {f"{method} {copy}": _augmented(opened, method) for copy in range(copies)}
@@ -95,6 +95,7 @@ def augmentations(
     versions[_SEMANTIC] = draws, torch.ones(copies, len(labels), dtype=torch.bool)
     shares = {title: _shares(moved, altered, labels, centres) for title, (moved, altered) in versions.items()}
     numbers: dict[str, Any] = {
+        "runs": list(runs),
         "group": chosen.name,
         "classes": [opened.classes[i] for i in chosen.classes],
         "images": len(labels),
@@ -116,10 +117,32 @@ def augmentations(
         for title, (moved, _) in versions.items()
     ]
     titles = [class_title(opened.classes[i]) for i in chosen.classes]
-    html = scatter_fragment(panels, titles, computed.thumbnails, computed.names)
-    drawn, heading = scatter(panels, titles), "Original and augmented features"
+    block = Block("", panels, titles)
+    html = scatter_fragment(block, computed.thumbnails, computed.names)
+    drawn, heading = scatter([block]), "Original and augmented features"
     caption = _caption(opened, numbers, f"{len(titles)} classes {chosen.how}")
     return Figure("augmentations", heading, caption, numbers, to_png(drawn), to_svg(drawn, heading), html)
+
+
+def _with_covariance(
+    runs: Mapping[str, Path], covariance: CovarianceKind, strength: float | None, device: str
+) -> FigureRun:
+    """The first run, with Σ and λ of the last one."""
+    if not 1 <= len(runs) <= 2:
+        raise SettingError(f"the figure takes one run, or one for the features and one for Σ, not {len(runs)}")
+    *others, last = runs.items()
+    [source] = open_runs(dict([last]), covariance, strength, device)
+    if not others:
+        return source
+    [run] = open_runs(dict(others), device=device)
+    if run.classes != source.classes:
+        raise RunError(f"{source.path} and {run.path} do not have the same classes and cannot be compared")
+    if run.network.feature_dim != source.network.feature_dim:
+        raise RunError(
+            f"the Σ of {source.path} is for {source.network.feature_dim} features and does not fit the "
+            f"{run.network.feature_dim} of {run.path}"
+        )
+    return replace(run, source=source.source, strength=source.strength, notes=source.notes)
 
 
 def _shares(moved: Tensor, altered: Tensor, labels: Tensor, centres: Tensor) -> dict[str, float | None]:
@@ -158,9 +181,9 @@ def _caption(run: FigureRun, numbers: Mapping[str, Any], classes: str) -> str:
     )
     return (
         f"t-SNE of the features of {numbers['images']} images of {classes}, and of {numbers['copies']} augmented "
-        "versions of each, all under the same network; each panel is a t-SNE of its own. Share of augmented features "
-        f"whose nearest class centre is still that of their own class: {shares}; of the originals "
-        f"{100 * numbers['original']:.0f} %. Images are augmented as in training: Random Erasing left "
+        f"versions of each, all under the network of {numbers['runs'][0]}; each panel is a t-SNE of its own. "
+        f"Share of augmented features whose nearest class centre is still that of their own class: {shares}; of the "
+        f"originals {100 * numbers['original']:.0f} %. Images are augmented as in training: Random Erasing left "
         f"{100 * (1 - erased['altered']):.0f} % of them unchanged{rest}. Semantic augmentation draws from N(a, λΣ) "
-        f"with λ = {numbers['strength']:.3g}.{notes}"
+        f"with λ = {numbers['strength']:.3g} and the Σ of {numbers['runs'][-1]}.{notes}"
     )

@@ -18,7 +18,7 @@ Counts = Counter[tuple[int, int]]
 """Number of images of two classes that were taken for the other one; the smaller class is first."""
 
 _SMALLEST = 4  # classes with the same last word that are worth showing
-_LARGEST = 8  # classes that colours and markers can show
+_LARGEST = 32  # classes of a panel that readers can tell apart, with effort
 
 
 class Group(NamedTuple):
@@ -95,13 +95,49 @@ def _most_confused(counts: Counts, members: Sequence[int], size: int) -> list[in
     return sorted(chosen)
 
 
+def choose_groups(
+    runs: Sequence[Path],
+    classes: Sequence[str],
+    *,
+    groups: Path | None = None,
+    more_than: int = 5,
+    samples: Samples | None = None,
+) -> list[Group]:
+    """Choose all groups of more than `more_than` classes, the largest first; if there is none, :func:`choose_group`.
+
+    Args:
+        runs: Run directories, whose evaluations show which classes are confused.
+        classes: Names of the classes.
+        groups: A table for :func:`table_groups`; by default the classes whose names end alike are a group.
+        more_than: Groups of more classes than this are chosen, at least 1.
+        samples: Images; classes without images are left out.
+
+    Returns:
+        The groups.
+
+    Raises:
+        SettingError: If `more_than` is less than 1.
+        DataError: If the table is malformed, or there is no group with images.
+    """
+    if more_than < 1:
+        raise SettingError(f"`more_than` must be at least 1, not {more_than}")
+    shown = range(len(classes)) if samples is None else {*samples.labels}
+    known = _name_groups(classes) if groups is None else table_groups(groups, classes)
+    sizes = {name: sum(label in shown for label in members) for name, members in known.items()}
+    large = sorted((-size, name) for name, size in sizes.items() if size > more_than)
+    return [
+        choose_group(runs, classes, group=name, groups=groups, samples=samples)
+        for name in ([name for _, name in large] or [None])
+    ]
+
+
 def choose_group(
     runs: Sequence[Path],
     classes: Sequence[str],
     *,
     group: str | None = None,
     groups: Path | None = None,
-    max_classes: int = 8,
+    max_classes: int = _LARGEST,
     samples: Samples | None = None,
 ) -> Group:
     """Choose a group of look-alike classes.
@@ -114,7 +150,7 @@ def choose_group(
         classes: Names of the classes.
         group: Name of the group.
         groups: A table for :func:`table_groups`.
-        max_classes: Most classes, 2 to 8; of a larger group the most confused are taken.
+        max_classes: Most classes, 2 to 32; of a larger group the most confused are taken.
         samples: Images; classes without images are left out of the result.
 
     Returns:
@@ -136,7 +172,7 @@ def choose_group(
         if group.lower() not in names:
             some = ", ".join(sorted(known)[:8]) + (" …" if len(known) > 8 else "")
             raise SettingError(f"there is no group {group!r} of two or more classes; there are {some or 'none'}")
-        name, members = group, known[names[group.lower()]]
+        name, members = group, known[group if group in known else names[group.lower()]]
     elif large:
         name = max(large, key=lambda name: (len(large[name]), _within(counts, large[name]).total(), name))
         members = large[name]

@@ -33,11 +33,11 @@ def neighbours(
     device: str = "cpu",
     progress: ProgressCallback | None = None,
 ) -> Figure:
-    """Draw the real images whose features are nearest to draws ``a' ~ N(a, λΣ)`` around the features a of queries.
+    """Draw the real images nearest to one augmented feature ``a' ~ N(a, λΣ)`` of each query, whose feature is a.
 
     Numbers, by run: `same_class`, the share of neighbours that have the query's class, over up to 200 queries;
-    `unmoved_same_class`, the same for the nearest neighbours of ``a`` itself; `kept`, the share of neighbours of the
-    draws that are among the latter; `shift`, the mean of ``‖a' − a‖`` relative to the distance from ``a`` to its
+    `unmoved_same_class`, the same for the nearest neighbours of ``a`` itself; `kept`, the share of neighbours of
+    ``a'`` that are among the latter; `shift`, the mean of ``‖a' − a‖`` relative to the distance from ``a`` to its
     nearest other image. `chance` is the share for random images.
 
     Args:
@@ -102,38 +102,40 @@ def _queries(labels: Sequence[int], shown: int, seed: int) -> list[int]:
     return [*chosen, *(i for i in order if i not in chosen)][: max(_MEASURED, shown)]
 
 
-def _nearest_images(draws: Tensor, gallery: Tensor, digests: Sequence[bytes], query: int) -> list[int]:
-    """The nearest image of each draw (K, D) in the gallery (N, D); neither the query nor any image twice."""
+def _nearest_images(feature: Tensor, gallery: Tensor, digests: Sequence[bytes], query: int, count: int) -> list[int]:
+    """The images of the gallery (N, D) nearest to a feature (D,); neither the query nor any image twice."""
     taken = {digests[query]}
-    nearest = []
-    for distances in torch.cdist(draws.double(), gallery.double()):
-        for i in distances.argsort(stable=True).tolist():
-            if digests[i] not in taken:
-                taken.add(digests[i])
-                nearest.append(i)
-                break
+    nearest: list[int] = []
+    for i in torch.cdist(feature.double()[None], gallery.double())[0].argsort(stable=True).tolist():
+        if len(nearest) == count:
+            break
+        if digests[i] not in taken:
+            taken.add(digests[i])
+            nearest.append(i)
     return nearest
 
 
 def _search(
     run: FigureRun, computed: ImageFeatures, asked: Sequence[int], count: int, seed: int
 ) -> tuple[list[list[int]], dict[str, float]]:
-    """The neighbours of draws around each query, and what they show."""
+    """The neighbours of one augmented feature of each query, and what they show."""
     gallery, labels = computed.features[run.label], computed.labels.tolist()
     own = gallery[list(asked)]
-    draws = run.draws(own, computed.labels[list(asked)], count, torch.Generator().manual_seed(seed))
-    of_draws = [_nearest_images(draws[:, i], gallery, computed.digests, q) for i, q in enumerate(asked)]
-    of_query = [_nearest_images(own[i].expand(count, -1), gallery, computed.digests, q) for i, q in enumerate(asked)]
+    [augmented] = run.draws(own, computed.labels[list(asked)], 1, torch.Generator().manual_seed(seed))
+    of_augmented, of_query = (
+        [_nearest_images(features[i], gallery, computed.digests, q, count) for i, q in enumerate(asked)]
+        for features in (augmented, own)
+    )
     closest = torch.stack([(gallery[q] - gallery[near[0]]).norm() for q, near in zip(asked, of_query, strict=True)])
-    shift = (draws - own).norm(dim=2).mean(0) / closest.clamp_min(1e-12)
+    shift = (augmented - own).norm(dim=1) / closest.clamp_min(1e-12)
 
     def same_class(nearest: Sequence[Sequence[int]]) -> float:
         return float(np.mean([labels[i] == labels[q] for q, near in zip(asked, nearest, strict=True) for i in near]))
 
-    return of_draws, {
-        "same_class": same_class(of_draws),
+    return of_augmented, {
+        "same_class": same_class(of_augmented),
         "unmoved_same_class": same_class(of_query),
-        "kept": float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(of_draws, of_query, strict=True)])),
+        "kept": float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(of_augmented, of_query, strict=True)])),
         "shift": float(shift.mean()),
         "strength": run.strength,
     }
@@ -148,10 +150,11 @@ def _caption(runs: Sequence[FigureRun], numbers: Mapping[str, Any]) -> str:
         for note in run.notes:
             notes.setdefault(note, []).append(run.label)
     return (
-        "Each row shows the real images whose features are nearest to draws from N(a, λΣ) around the feature a of the "
-        "query on the left, each image once; queries are drawn at random. A solid blue frame is an image of the "
-        "query's class, a dashed orange one of another class. Share of neighbours of the query's class (in brackets: "
+        f"Each row shows the {numbers['neighbours']} real images whose features are nearest to one augmented feature, "
+        "a draw from N(a, λΣ) around the feature a of the query on the left, the nearest first; queries are drawn at "
+        "random. A solid blue frame is an image of the query's class, a dashed orange one of another class. Share of "
+        "neighbours of the query's class (in brackets: "
         f"of the images nearest to a itself) over {numbers['queries']} queries among {numbers['images']} images: "
-        f"{shares}; by chance {100 * numbers['chance']:.0f} %. Distance of a draw from a, relative to that of the "
+        f"{shares}; by chance {100 * numbers['chance']:.0f} %. Distance of the draw from a, relative to that of the "
         f"nearest image: {shifts}."
     ) + "".join(f" For {', '.join(labels)}, {note}." for note, labels in notes.items())

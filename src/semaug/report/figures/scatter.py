@@ -11,10 +11,11 @@ import numpy.typing as npt
 from PIL import Image
 
 from semaug.inference.pictures import data_uri
-from semaug.report.canvas import COLOURS, MARKERS, SOFT, add_legend, clean, panels, style, to_svg
+from semaug.report.canvas import COLOURS, SOFT, add_legend, clean, legend_columns, marker, panels, style, to_svg
 from semaug.report.figures.figure import fragment
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -34,54 +35,83 @@ class Panel:
         return np.flatnonzero((np.asarray(self.labels) == label) & (np.asarray(self.augmented) == augmented))
 
 
-@style()
-def scatter(plots: Sequence[Panel], classes: Sequence[str], *, titles: bool = True) -> "Figure":
-    """Draw scatter plots side by side; colour and marker show the class.
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Scatter plots of the same images."""
 
-    The SVG id of a group of points is ``points-CLASS-AUGMENTED``. `titles` decides on titles, frames and the legend.
-    """
+    title: str  # may be empty
+    plots: Sequence[Panel]
+    classes: Sequence[str]
+
+    @property
+    def columns(self) -> int:
+        """Number of plots side by side."""
+        return 2 if len(self.plots) == 4 else min(3, len(self.plots))
+
+
+@style()
+def scatter(blocks: Sequence[Block]) -> "Figure":
+    """Draw blocks of scatter plots; colour and marker show the class, and each block has its legend."""
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    columns = 2 if len(plots) == 4 else min(3, len(plots))
-    figure, axes = panels(len(plots), columns, (3.8, 3.8), (0.1, 0.1, 0.5 * titles + 0.05, 0.1), 0.3 * titles)
-    for own, plot in zip(axes, plots, strict=True):
-        own.set(xticks=[], yticks=[])  # distances in a t-SNE plane have no unit
-        own.set_aspect("equal", adjustable="datalim")
-        own.spines[:].set_visible(titles)
-        if titles:
-            own.set_title(clean(plot.title), pad=19)
-            own.text(0, 1.02, plot.subtitle, transform=own.transAxes, color=SOFT, va="bottom")
-        for c in range(len(classes)):
-            colour, marker = COLOURS[c % 8], MARKERS[c % 8]
-            size = {"*": 62, "P": 40, "X": 40}.get(marker, 30)
-            hollow: dict[str, Any] = {
-                "s": 0.6 * size,
-                "facecolors": "none",
-                "edgecolors": colour,
-                "linewidths": 0.8,
-                "alpha": 0.8,
-            }
-            solid: dict[str, Any] = {"s": size, "facecolors": colour, "edgecolors": "white", "linewidths": 0.6}
-            for augmented, look in ((1, hollow), (0, solid)):
-                x, y = plot.places[plot.members(c, bool(augmented))].T
-                own.scatter(x, y, marker=marker, gid=f"points-{c}-{augmented}", zorder=3 - augmented, **look)
-    if titles:
-        marks = [(MARKERS[c % 8], COLOURS[c % 8], COLOURS[c % 8], clean(name)) for c, name in enumerate(classes)]
-        if any(any(plot.augmented) for plot in plots):
+    side = 3.8 if len(blocks) == 1 else 3.0  # inches
+    across = 2 if len(blocks) > 1 and blocks[0].columns < 3 else 1
+    width, cell, head = blocks[0].columns * (side + 0.2), side + 0.6, 0.3 * any(block.title for block in blocks)
+    handles = []
+    for block in blocks:
+        marks = [(marker(c), COLOURS[c % 8], COLOURS[c % 8], clean(name)) for c, name in enumerate(block.classes)]
+        if any(any(plot.augmented) for plot in block.plots):
             marks += [("o", SOFT, SOFT, "original feature"), ("o", "none", SOFT, "augmented feature")]
-        handles = [Line2D([], [], ls="", marker=m, ms=6.5, mfc=f, mec=e, label=text) for m, f, e, text in marks]
-        add_legend(figure, handles, 2 * columns)
+        handles.append([Line2D([], [], ls="", marker=m, ms=6.5, mfc=f, mec=e, label=text) for m, f, e, text in marks])
+    heights = []
+    for block, own in zip(blocks, handles, strict=True):
+        columns = legend_columns([str(handle.get_label()) for handle in own], 2 * block.columns, width)
+        heights.append(head + -(-len(block.plots) // block.columns) * cell + 0.2 * -(-len(own) // columns) + 0.4)
+    rows = [max(heights[i : i + across]) for i in range(0, len(blocks), across)]
+    total = across * (width + 0.4) - 0.4, sum(rows)
+    figure = Figure(figsize=total, facecolor="white")
+    for i, (block, own) in enumerate(zip(blocks, handles, strict=True)):
+        left, top = i % across * (width + 0.4), total[1] - sum(rows[: i // across])
+        figure.text((left + 0.1) / total[0], top / total[1], clean(block.title), va="top", size=13, weight="bold")
+        top -= head
+        for k, plot in enumerate(block.plots):
+            x, y = left + k % block.columns * (side + 0.2) + 0.1, top - k // block.columns * cell - cell + 0.1
+            axes = figure.add_axes((x / total[0], y / total[1], side / total[0], side / total[1]))
+            axes.set_title(clean(plot.title), pad=19)
+            axes.text(0, 1.02, plot.subtitle, transform=axes.transAxes, color=SOFT, va="bottom")
+            axes.spines[:].set_visible(True)
+            _draw_points(axes, plot, len(block.classes))
+        bottom = top - -(-len(block.plots) // block.columns) * cell
+        add_legend(figure, own, 2 * block.columns, (left + width / 2, bottom, width))
     return figure
 
 
-def scatter_fragment(
-    plots: Sequence[Panel], classes: Sequence[str], thumbnails: npt.NDArray[np.uint8], names: Sequence[str]
-) -> str:
+def _draw_points(axes: "Axes", plot: Panel, classes: int) -> None:
+    """Draw the points of a plot; the SVG id of a group of points is ``points-CLASS-AUGMENTED``."""
+    axes.set(xticks=[], yticks=[])  # distances in a t-SNE plane have no unit
+    axes.set_aspect("equal", adjustable="datalim")
+    for c in range(classes):
+        colour, shape = COLOURS[c % 8], marker(c)
+        size = {"*": 62, "P": 40, "X": 40}.get(shape, 30)
+        hollow: dict[str, Any] = {
+            "s": 0.6 * size,
+            "facecolors": "none",
+            "edgecolors": colour,
+            "linewidths": 0.8,
+            "alpha": 0.8,
+        }
+        solid: dict[str, Any] = {"s": size, "facecolors": colour, "edgecolors": "white", "linewidths": 0.6}
+        for augmented, look in ((1, hollow), (0, solid)):
+            x, y = plot.places[plot.members(c, bool(augmented))].T
+            axes.scatter(x, y, marker=shape, gid=f"points-{c}-{augmented}", zorder=3 - augmented, **look)
+
+
+def scatter_fragment(block: Block, thumbnails: npt.NDArray[np.uint8], names: Sequence[str]) -> str:
     """Render scatter plots whose points show their image when pointed at, focused or tapped.
 
     Args:
-        plots: The plots.
-        classes: Names of the classes.
+        block: The plots.
         thumbnails: Small pictures, uint8 (N, side, side, 3).
         names: Name of each image.
 
@@ -99,16 +129,26 @@ def scatter_fragment(
     sheet = tiles.reshape(rows, columns, side, side, 3).swapaxes(1, 2).reshape(rows * side, columns * side, 3)
     return fragment(
         "scatter.html",
-        panels=[(plot, Markup(_interactive(plot, classes, names))) for plot in plots],
-        classes=classes,
-        augmented=any(any(plot.augmented) for plot in plots),
+        heading=block.title,
+        panels=[(plot, Markup(_interactive(plot, block.classes, names))) for plot in block.plots],
+        classes=block.classes,
+        augmented=any(any(plot.augmented) for plot in block.plots),
         sheet={"uri": data_uri(Image.fromarray(sheet), quality=78), "columns": columns, "rows": rows},
     )
 
 
+@style()
+def _alone(plot: Panel, classes: int) -> "Figure":
+    """A scatter plot without title, frame and legend."""
+    figure, [axes] = panels(1, 1, (3.8, 3.8), (0.1, 0.1, 0.05, 0.1))
+    axes.spines[:].set_visible(False)
+    _draw_points(axes, plot, classes)
+    return figure
+
+
 def _interactive(plot: Panel, classes: Sequence[str], names: Sequence[str]) -> str:
     """The SVG of a scatter plot with the data of each point for the script."""
-    svg = to_svg(scatter([plot], classes, titles=False), "").replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
+    svg = to_svg(_alone(plot, len(classes)), "").replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
     root = ElementTree.fromstring(svg)
     root.attrib |= {"class": "cloud", "role": "group"}
     root.set(

@@ -39,9 +39,11 @@ class FigureKind:
 
 
 FIGURES: dict[str, FigureKind] = {
-    "neighbours": FigureKind(neighbours, "all", "real images nearest to augmented features"),
-    "tsne": FigureKind(tsne, "all", "features of look-alike classes, one panel for each run"),
-    "augmentations": FigureKind(augmentations, "each", "original and augmented features of three augmentations"),
+    "neighbours": FigureKind(neighbours, "all", "real images nearest to an augmented feature"),
+    "tsne": FigureKind(tsne, "all", "features of groups of look-alike classes, one panel for each run"),
+    "augmentations": FigureKind(
+        augmentations, "all", "original and augmented features under one run, with the Σ of it or of a second run"
+    ),
     "diagnostics": FigureKind(diagnostics, "all", "Σ during training"),
     "confusions": FigureKind(confusions, "each", "the most confused classes, with photos"),
     "parts": FigureKind(parts, "each", "the parts that a P2P-Net finds in its images"),

@@ -1,6 +1,6 @@
-"""t-SNE of the features of look-alike classes, one panel for each run (the paper's comparison of features)."""
+"""t-SNE of the features of groups of look-alike classes, one panel for each run (the paper's comparison)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from semaug.data.samples import Samples
 from semaug.report.canvas import to_png, to_svg
 from semaug.report.figures.features import choose_images, run_images
 from semaug.report.figures.figure import Figure, class_title
-from semaug.report.figures.groups import choose_group
+from semaug.report.figures.groups import choose_group, choose_groups
 from semaug.report.figures.runs import features_of_runs, open_runs
-from semaug.report.figures.scatter import Panel, scatter, scatter_fragment
+from semaug.report.figures.scatter import Block, Panel, scatter, scatter_fragment
 from semaug.util.errors import DataError, SettingError
 
 Array = npt.NDArray[np.float64]
@@ -90,24 +90,25 @@ def tsne(
     *,
     group: str | None = None,
     groups: Path | None = None,
-    max_classes: int = 8,
+    more_than: int = 5,
     limit: int = 320,
     perplexity: float | None = None,
     seed: int = 0,
     device: str = "cpu",
     progress: ProgressCallback | None = None,
 ) -> Figure:
-    """Draw the features of a group of look-alike classes, one panel for each run.
+    """Draw the features of groups of look-alike classes, one panel for each group and run.
 
-    Numbers, by run: the measures of :func:`separation`, and the accuracy `top1` on the images shown.
+    Numbers: of each group the measures of :func:`separation` and the accuracy `top1` on the images shown, by run; and
+    their means over the groups.
 
     Args:
         runs: Run directories by label.
         samples: Images, labelled by the runs' classes; by default those that the first run was evaluated on.
-        group: Name of the group; see :func:`semaug.report.figures.groups.choose_group`.
+        group: Name of the only group to show; see :func:`semaug.report.figures.groups.choose_group`.
         groups: Table of groups.
-        max_classes: Most classes.
-        limit: Most images.
+        more_than: Without `group`, all groups of more classes than this are shown; if there is none, the largest one.
+        limit: Most images of a group.
         perplexity: Perplexity of t-SNE.
         seed: Seed of the choice of images and of t-SNE.
         device: Where to run the networks.
@@ -122,32 +123,50 @@ def tsne(
     opened = open_runs(runs, device=device)
     classes, paths = opened[0].classes, list(runs.values())
     samples = run_images(opened[0].classifier) if samples is None else samples
-    chosen = choose_group(paths, classes, group=group, groups=groups, max_classes=max_classes, samples=samples)
-    computed = features_of_runs(samples, choose_images(samples, limit, seed, chosen.classes), opened, progress=progress)
-    labels = np.searchsorted(chosen.classes, computed.labels.numpy())
-    titles = [class_title(classes[i]) for i in chosen.classes]
-    panels, measured = [], {}
-    for run in opened:
-        features = computed.features[run.label].double().numpy()
-        top1 = float((run.logits(computed.features[run.label]).argmax(1) == computed.labels).double().mean())
-        measured[run.label] = own = {**separation(features, labels), "top1": top1}
-        subtitle = f"separability {_text(own['separability'])} · silhouette {_text(own['silhouette'])}"
-        places = tsne_plane(features, seed, perplexity)
-        originals = [False] * len(labels)
-        subtitle = f"{subtitle} · top-1 {100 * top1:.0f} %"
-        panels.append(Panel(run.label, subtitle, places, labels.tolist(), range(len(labels)), originals))
+    if group is None:
+        chosen = choose_groups(paths, classes, groups=groups, more_than=more_than, samples=samples)
+    else:
+        chosen = [choose_group(paths, classes, group=group, groups=groups, samples=samples)]
+    indices = [choose_images(samples, limit, seed, own.classes) for own in chosen]
+    every = sorted({i for own in indices for i in own})
+    computed = features_of_runs(samples, every, opened, progress=progress)
+    blocks, html, measured = [], "", []
+    for look_alikes, own in zip(chosen, indices, strict=True):
+        rows = np.searchsorted(every, own)
+        labels = np.searchsorted(look_alikes.classes, computed.labels.numpy()[rows])
+        panels, by_run = [], {}
+        for run in opened:
+            features = computed.features[run.label][rows]
+            top1 = float((run.logits(features).argmax(1) == computed.labels[rows]).double().mean())
+            by_run[run.label] = {**separation(features.double().numpy(), labels), "top1": top1}
+            subtitle = (
+                f"separability {_text(by_run[run.label]['separability'])} · silhouette "
+                f"{_text(by_run[run.label]['silhouette'])} · top-1 {100 * top1:.0f} %"
+            )
+            places = tsne_plane(features.double().numpy(), seed, perplexity)
+            originals = [False] * len(labels)
+            panels.append(Panel(run.label, subtitle, places, labels.tolist(), range(len(labels)), originals))
+        titles = [class_title(classes[i]) for i in look_alikes.classes]
+        heading = class_title(look_alikes.name).capitalize() if len(chosen) > 1 else ""
+        blocks.append(Block(heading, panels, titles))
+        html += scatter_fragment(blocks[-1], computed.thumbnails[rows], [computed.names[i] for i in rows])
+        members = [classes[i] for i in look_alikes.classes]
+        measured.append({"group": look_alikes.name, "classes": members, "images": len(labels), "runs": by_run})
+    numbers: dict[str, Any] = {"seed": seed, "groups": measured, "runs": _means(measured)}
+    if len(chosen) == 1:
+        title = f"Features of look-alike classes: {class_title(chosen[0].name)}"
+        shown = f"{len(blocks[0].classes)} classes {chosen[0].how}"
+    else:
+        title = f"Features of look-alike classes: {len(chosen)} groups"
+        shown = f"{len(chosen)} groups of more than {more_than} classes {chosen[-1].how}"
     caption = (
-        f"t-SNE of the features of {len(labels)} images of {len(titles)} classes {chosen.how}. Each point is an image, "
-        f"each colour and shape a class, the same in every panel. {_comparison(measured, len(labels))}"
+        f"t-SNE of the features of {sum(own['images'] for own in measured)} images of {shown}. Each point is an image, "
+        f"each colour and shape a class, the same in every panel of a group. {_comparison(numbers)}"
         "Separability is the mean distance between class centres over the mean distance of a feature from its own "
         "centre; the silhouette is between −1 and 1. Both are measured in feature space, and larger is better. "
         "Distances between clusters in a t-SNE plane mean little."
     )
-    numbers = {"group": chosen.name, "classes": [classes[i] for i in chosen.classes], "images": len(labels)}
-    numbers |= {"seed": seed, "runs": measured}
-    title = f"Features of look-alike classes: {class_title(chosen.name)}"
-    drawn = scatter(panels, titles)
-    html = scatter_fragment(panels, titles, computed.thumbnails, computed.names)
+    drawn = scatter(blocks)
     return Figure("tsne", title, caption, numbers, to_png(drawn), to_svg(drawn, title), html)
 
 
@@ -155,11 +174,31 @@ def _text(value: float | None) -> str:
     return "–" if value is None else f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
 
 
-def _comparison(measured: Mapping[str, Mapping[str, Any]], images: int) -> str:
-    known = {label: row["separability"] for label, row in measured.items() if row["separability"] is not None}
+def _means(groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """The mean of each measure over groups, by run; None where a group has none."""
+    means: dict[str, dict[str, float | None]] = {}
+    for label, first in groups[0]["runs"].items():
+        rows = [own["runs"][label] for own in groups]
+        means[label] = {
+            key: None if any(row[key] is None for row in rows) else float(np.mean([row[key] for row in rows]))
+            for key in first
+        }
+    return means
+
+
+def _comparison(numbers: Mapping[str, Any]) -> str:
+    means, groups = numbers["runs"], numbers["groups"]
+    known = {label: row["separability"] for label, row in means.items() if row["separability"] is not None}
     if len(known) < 2:
         return ""
     best = max(known, key=lambda label: known[label])
     others = ", ".join(f"{label} {value:.2f}" for label, value in known.items() if label != best)
+    images = sum(own["images"] for own in groups)
     chance = "; on so few images, and with one run each, a small difference may be chance" if images < 1000 else ""
-    return f"Classes are separated best by {best} ({known[best]:.2f}; {others}){chance}. "
+    if len(groups) == 1:
+        return f"Classes are separated best by {best} ({known[best]:.2f}; {others}){chance}. "
+    won = sum(max(known, key=lambda label: own["runs"][label]["separability"]) == best for own in groups)
+    return (
+        f"On average classes are separated best by {best} (mean separability {known[best]:.2f}; {others}), and in "
+        f"{won} of the {len(groups)} groups{chance}. "
+    )

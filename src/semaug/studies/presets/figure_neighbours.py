@@ -1,7 +1,8 @@
 """Figure "augmented samples in the pixel space": images whose features are nearest to augmented features.
 
-**Settings of the paper.** ResNet-50 as in the table of data sets, on its four data sets; the five nearest neighbours of
-augmented features.
+**Settings of the paper.** ResNet-50 with learnable augmentation as in the table of data sets, on its four data sets;
+the five images nearest to an augmented feature. The paper does not say which images are searched; ours are those of the
+test split.
 
 **The paper's results.** Pictures, no numbers: neighbours differ from the image in angle, background and pose.
 
@@ -14,9 +15,9 @@ EXPERIMENT = Experiment(
     name="figure-neighbours",
     order=120,
     title="Nearest neighbours of augmented features",
-    line="images whose features are nearest to augmented features, for three kinds of Σ",
+    line="the five images nearest to an augmented feature, for three kinds of Σ",
     shows="Neighbours of augmented features show the same class at another angle, background or pose.",
-    caption="A constant and a class-wise Σ are shown beside the learned one.",
+    caption="The paper shows the learned Σ; a constant and a class-wise one are shown beside it, as controls.",
     cells=tuple(
         Cell(method, dataset)
         for dataset in DATASETS
