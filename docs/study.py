@@ -1,7 +1,8 @@
-"""Computes the tables and the chart of docs/learning-the-covariance.md from docs/results/cub-224px-runs.csv.
+"""Computes the accuracies of README.md and docs/ from docs/results/cub-224px-runs.csv.
 
-`python docs/study.py` prints the tables and draws docs/results/strengths.png; `--no-chart` prints only. If a cell was
-run in two comparisons, the second one is used, since it has all seeds. Some methods in the file have options that were
+`python docs/study.py` prints the tables of each page and draws docs/results/strengths.png; `--no-chart` prints only. A
+test compares the pages with what it prints. If a cell was run in two comparisons, the second one is used, since it has
+all seeds. Some methods in the file have options that were
 removed later; they can be run at commit 8a1c3f27df2149418847dd90b57243d2296e91b0.
 """
 
@@ -46,31 +47,44 @@ AT_40 = {
     "learnable, Adam 0.0001, fixed trace, four directions": f"learnable --order pipelined --rank 4 --fixed-trace 0.5 "
     f"{ADAM} --meta-lr 0.0001",
 }
+EIGHT = {
+    "basic": "basic",
+    "constant, Σ = 0.5·I": "constant",
+    "isda": "isda",
+    "learnable": "learnable",
+    "joint": "joint",
+    "Mixup": "mixup",
+    "CutMix": "cutmix",
+    "Random Erasing": "random-erasing",
+    "RandAugment": "randaugment",
+}
 NETWORKS = {"ResNet-50": "torchvision/resnet50", "MobileNetV2": "torchvision/mobilenet_v2"}
 
 
-def read() -> dict[Cell, Seeds]:
-    """Read the accuracy of each seed of each cell."""
+def read(first: bool = False) -> dict[Cell, Seeds]:
+    """Read the accuracy of each seed of each cell; `first`: of the seeds 0 and 1 in the first comparison only."""
     runs: dict[Cell, dict[str, Seeds]] = defaultdict(lambda: defaultdict(dict))
     with open(HERE / "cub-224px-runs.csv", newline="") as file:
         for row in csv.DictReader(file):
+            if first and (row["comparison"] != "1" or row["seed"] not in "01"):
+                continue
             cell = row["network"], int(row["epochs"]), row["method"], row["strength"]
             runs[cell][row["comparison"]][int(row["seed"])] = float(row["top1"])
     return {cell: comparisons[max(comparisons)] for cell, comparisons in runs.items()}
 
 
-def shown(seeds: Seeds | None) -> str:
+def shown(seeds: Seeds | None, digits: int = 2) -> str:
     if seeds is None:
         return ""
-    text = f"{fmean(seeds.values()):.2f}" + (f" ± {stdev(seeds.values()):.2f}" if len(seeds) > 1 else "")
-    return text if len(seeds) == 3 else f"{text} ({len(seeds)} seeds)"
+    text = f"{fmean(seeds.values()):.{digits}f} ± {stdev(seeds.values()):.{digits}f}"
+    return text if len(seeds) == 3 or digits == 1 else f"{text} ({len(seeds)} seeds)"
 
 
-def minus(own: Seeds | None, base: Seeds | None) -> str:
+def minus(own: Seeds | None, base: Seeds | None, digits: int = 2) -> str:
     difference = paired(own, base) if own and base and own is not base else None
     if difference is None:
         return ""
-    return f"{difference.mean:+.2f} ± {difference.error:.2f}".replace("-", "−")
+    return f"{difference.mean:+.{digits}f} ± {difference.error:.{digits}f}".replace("-", "−")
 
 
 def learned_at_10(cells: dict[Cell, Seeds]) -> list[str]:
@@ -130,6 +144,86 @@ def mobilenet(cells: dict[Cell, Seeds]) -> list[str]:
     return lines
 
 
+def readme(cells: dict[Cell, Seeds]) -> list[str]:
+    lines = ["| top-1 % | ResNet-50, 10 epochs | ResNet-50, 20 epochs | MobileNetV2, 10 epochs |", "|---|---|---|---|"]
+    columns = [(NETWORKS["ResNet-50"], 10), (NETWORKS["ResNet-50"], 20), (NETWORKS["MobileNetV2"], 10)]
+    best = {}
+    for method in ("isda", "constant"):
+        for network, epochs in columns:
+            tried = {cell[3]: own for cell, own in cells.items() if cell[:3] == (network, epochs, method)}
+            best[method, network, epochs] = max(tried, key=lambda strength: fmean(tried[strength].values()))
+            if len(tried) == 1:
+                best[method, network, epochs] += ", no other was run"
+    at_best = [best["constant", *column].split(",")[0] for column in columns]
+    rows = {
+        "basic": [("basic", "", "")] * 3,
+        "isda with λ0 = 20, the default": [("isda", "20", "")] * 3,
+        "the best λ0 of isda": [("isda", (s := best["isda", *column]).split(",")[0], f" ({s})") for column in columns],
+        "of a constant Σ, the control": [
+            ("constant", (s := best["constant", *column]).split(",")[0], f" ({s})") for column in columns
+        ],
+        "learnable, as in the paper, with that λ0": [("learnable", strength, "") for strength in at_best],
+    }
+    for title, row in rows.items():
+        texts = [shown(cells[*column, m, s], 1) + note for column, (m, s, note) in zip(columns, row, strict=True)]
+        lines.append(f"| {title} | {' | '.join(texts)} |")
+    return lines
+
+
+def eight_methods(cells: dict[Cell, Seeds]) -> list[str]:
+    first = read(first=True)
+    lines = ["| method | ResNet-50 | − basic | MobileNetV2 | − basic |", "|---|---|---|---|---|"]
+    for title, method in EIGHT.items():
+        row = []
+        for network in NETWORKS.values():
+            own = first[network, 10, method, "10" if method in ("constant", "isda", "learnable", "joint") else ""]
+            row += [shown(own, 1), minus(own, first[network, 10, "basic", ""], 1)]
+        lines.append(f"| {title} | {' | '.join(row)} |")
+    return lines
+
+
+def claims(cells: dict[Cell, Seeds]) -> list[str]:
+    """The differences in the table of docs/reproduction.md, by the beginning of their rows."""
+    first = read(first=True)
+
+    def less(own: str, base: str, network: str = "ResNet-50", epochs: int = 10, of: dict[Cell, Seeds] = cells) -> str:
+        pair = (of[NETWORKS[network], epochs, *(f"{cell} ".split(" ")[:2])] for cell in (own, base))
+        return minus(*pair, digits=1)
+
+    def both(own: str, base: str, of: dict[Cell, Seeds] = cells) -> list[str]:
+        return [less(own, base, network, of=of) for network in NETWORKS]
+
+    rows = {
+        "learnable is above basic": both("learnable 10", "basic"),
+        "ISDA is above basic": [
+            *both("isda 10", "basic"),
+            less("isda 40", "basic"),
+            less("isda 20", "basic", "MobileNetV2"),
+        ],
+        "learnable is above ISDA": [
+            *both("learnable 10", "isda 10"),
+            less("isda 40", "learnable 40").lstrip("+"),
+            less("isda 40", "learnable 40", epochs=20).lstrip("+"),
+        ],
+        "Random Erasing and RandAugment": [
+            less(method, "basic", network, of=first)
+            for network in NETWORKS
+            for method in ("random-erasing", "randaugment")
+        ],
+        "Mixup and CutMix": [less(method, "basic", of=first) for method in ("mixup", "cutmix")],
+    }
+    return [f"| {title} | {' | '.join(figures)} |" for title, figures in rows.items()]
+
+
+TABLES = {
+    "README.md": (readme,),
+    "docs/learning-the-covariance.md": (learned_at_10, strengths, learned_at_40, mobilenet),
+    "docs/results.md": (eight_methods,),
+    "docs/reproduction.md": (claims,),
+}
+"""What is computed for each page: the first cell begins a row of the page, which has the other cells in order."""
+
+
 def draw(cells: dict[Cell, Seeds], file: Path) -> None:
     """Draw accuracy against the strength, with the spread over seeds."""
     labels = {"isda": "isda", "constant": "constant Σ", "learnable": "learnable, as in the paper", "basic": "basic"}
@@ -150,8 +244,10 @@ def draw(cells: dict[Cell, Seeds], file: Path) -> None:
 def main() -> None:
     """Print the tables, and draw the chart unless `--no-chart` is set."""
     cells = read()
-    for table in (learned_at_10, strengths, learned_at_40, mobilenet):
-        print(*table(cells), "", sep="\n")
+    for page, tables in TABLES.items():
+        print(f"## {page}", "", sep="\n")
+        for table in tables:
+            print(*table(cells), "", sep="\n")
     if "--no-chart" not in sys.argv:
         draw(cells, HERE / "strengths.png")
 
