@@ -200,5 +200,5 @@ def _comparison(numbers: Mapping[str, Any]) -> str:
     won = sum(max(known, key=lambda label: own["runs"][label]["separability"]) == best for own in groups)
     return (
         f"On average classes are separated best by {best} (mean separability {known[best]:.2f}; {others}), and in "
-        f"{won} of the {len(groups)} groups{chance}. "
+        f"{won} of {len(groups)} groups{chance}. "
     )
