@@ -124,11 +124,10 @@ def choose_groups(
     shown = range(len(classes)) if samples is None else {*samples.labels}
     known = _name_groups(classes) if groups is None else table_groups(groups, classes)
     sizes = {name: sum(label in shown for label in members) for name, members in known.items()}
-    large = sorted((-size, name) for name, size in sizes.items() if size > more_than)
-    return [
-        choose_group(runs, classes, group=name, groups=groups, samples=samples)
-        for name in ([name for _, name in large] or [None])
-    ]
+    large = sorted((name for name in sizes if sizes[name] > more_than), key=lambda name: (-sizes[name], name))
+    if not large:
+        return [choose_group(runs, classes, groups=groups, samples=samples)]
+    return [choose_group(runs, classes, group=name, groups=groups, samples=samples) for name in large]
 
 
 def choose_group(

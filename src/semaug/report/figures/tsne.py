@@ -130,7 +130,8 @@ def tsne(
     indices = [choose_images(samples, limit, seed, own.classes) for own in chosen]
     every = sorted({i for own in indices for i in own})
     computed = features_of_runs(samples, every, opened, progress=progress)
-    blocks, html, measured = [], "", []
+    blocks, html = [], ""
+    measured: list[dict[str, Any]] = []
     for look_alikes, own in zip(chosen, indices, strict=True):
         rows = np.searchsorted(every, own)
         labels = np.searchsorted(look_alikes.classes, computed.labels.numpy()[rows])
@@ -197,7 +198,9 @@ def _comparison(numbers: Mapping[str, Any]) -> str:
     chance = "; on so few images, and with one run each, a small difference may be chance" if images < 1000 else ""
     if len(groups) == 1:
         return f"Classes are separated best by {best} ({known[best]:.2f}; {others}){chance}. "
-    won = sum(max(known, key=lambda label: own["runs"][label]["separability"]) == best for own in groups)
+    won = sum(
+        own["runs"][best]["separability"] == max(own["runs"][run]["separability"] for run in known) for own in groups
+    )
     return (
         f"On average classes are separated best by {best} (mean separability {known[best]:.2f}; {others}), and in "
         f"{won} of {len(groups)} groups{chance}. "
