@@ -1,12 +1,13 @@
-"""Computes the accuracies of README.md and docs/ from docs/results/cub-224px-runs.csv.
+"""Computes figures of README.md, docs/ and benchmarks/README.md from docs/results and benchmarks/results.
 
 `python docs/study.py` prints the tables of each page and draws docs/results/strengths.png; `--no-chart` prints only. A
-test compares the pages with what it prints. If a cell was run in two comparisons, the second one is used, since it has
-all seeds. Some methods in the file have options that were
-removed later; they can be run at commit 8a1c3f27df2149418847dd90b57243d2296e91b0.
+test compares the pages with what it prints. If a cell of cub-224px-runs.csv was run in two comparisons, the second one
+is used, since it has all seeds. Some methods in that file have options that were removed later; they can be run at
+commit 8a1c3f27df2149418847dd90b57243d2296e91b0.
 """
 
 import csv
+import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -157,7 +158,7 @@ def readme(cells: dict[Cell, Seeds]) -> list[str]:
     at_best = [best["constant", *column].split(",")[0] for column in columns]
     rows = {
         "basic": [("basic", "", "")] * 3,
-        "isda with λ0 = 20, the default": [("isda", "20", "")] * 3,
+        "isda with λ0 = 20": [("isda", "20", "")] * 3,
         "the best λ0 of isda": [("isda", (s := best["isda", *column]).split(",")[0], f" ({s})") for column in columns],
         "of a constant Σ, the control": [
             ("constant", (s := best["constant", *column]).split(",")[0], f" ({s})") for column in columns
@@ -215,11 +216,52 @@ def claims(cells: dict[Cell, Seeds]) -> list[str]:
     return [f"| {title} | {' | '.join(figures)} |" for title, figures in rows.items()]
 
 
+def shares(cells: dict[Cell, Seeds]) -> list[str]:
+    with open(HERE / "strength-runs.csv", newline="") as file:
+        runs = {(row["network"], row["data"], row["share"]): row for row in csv.DictReader(file)}
+    columns = list(
+        dict.fromkeys(key[:2] for key in sorted(runs, key=lambda key: ("mobile" in key[0], "cars" in key[1])))
+    )
+    lines = []
+    for share in ("0.1", "0.2", "0.3"):
+        row = [f"{float(runs[*column, share]['last_top1']) + 1e-9:.1f}" for column in columns]  # 76.25 becomes 76.3
+        lines.append(f"| {'**0.2**' if share == '0.2' else share} | {' | '.join(row)} |")
+    ends = [f"{float(runs[*column, '0.2']['strength']):.0f}" for column in columns]
+    return [*lines, f"| λ at the end, with 0.2 | {' | '.join(ends)} |"]
+
+
+def graphed_steps(cells: dict[Cell, Seeds]) -> list[str]:
+    titles = {
+        "plain cross-entropy": "plain",
+        "ISDA": "isda",
+        "paper's order, jvp": "paper",
+        "paper's order, double backward": "paper-double-backward",
+        "pipelined": "pipelined",
+        "paper's order, interval 10": "paper-interval",
+        "pipelined, interval 10": "pipelined-interval",
+    }
+    folder = HERE.parents[1] / "benchmarks" / "results"
+    lines = []
+    for title, method in titles.items():
+        row = []
+        for pixels in (224, 448):
+            files = [folder / f"resnet50-{pixels}-h200-{run}.json" for run in ("first", "second")]
+            timed = [
+                own[method] for own in (json.loads(file.read_text())["methods"] for file in files) if method in own
+            ]
+            row.append(", ".join(f"{own['ms_per_step']:.1f}" for own in timed))
+            row.append(", ".join(f"{own['ratio']:.2f}" for own in timed) if method != "plain" else "")
+        lines.append(f"| {title} | {' | '.join(row)} |")
+    return lines
+
+
 TABLES = {
     "README.md": (readme,),
     "docs/learning-the-covariance.md": (learned_at_10, strengths, learned_at_40, mobilenet),
     "docs/results.md": (eight_methods,),
     "docs/reproduction.md": (claims,),
+    "docs/guides/strength-and-source.md": (shares,),
+    "benchmarks/README.md": (graphed_steps,),
 }
 """What is computed for each page: the first cell begins a row of the page, which has the other cells in order."""
 

@@ -159,13 +159,13 @@ def table_rows(page: Path) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_accuracies_on_the_pages_are_computed_from_the_committed_runs(
+def test_figures_on_the_pages_are_computed_from_the_committed_results(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["study.py", "--no-chart"])
     runpy.run_path(str(ROOT / "docs" / "study.py"), run_name="__main__")
     pages = dict(part.split("\n", 1) for part in capsys.readouterr().out.split("## ")[1:])
-    assert {"README.md", "docs/results.md", "docs/reproduction.md", "docs/learning-the-covariance.md"} <= pages.keys()
+    assert len(pages) >= 6
     for page, printed in pages.items():
         on_page = table_rows(ROOT / page)
         for row in (line for line in printed.splitlines() if line.startswith("| ")):
@@ -179,7 +179,7 @@ def test_every_table_of_measurements_has_a_known_origin() -> None:
     """A new table is either computed from committed files by a script that a test runs, or it is listed here."""
     computed = {"| top-1 %", "| learnable with", "| λ0", "| λ0 = 40", "| MobileNetV2", "| method | ResNet-50 | − basic"}
     computed |= {"| | bytes", "| 64 + 64 images a GPU", "| 1024 images in all", "| | operations", "| | numbers"}
-    computed |= {"| a step, 64 GPUs", "| the paper says"}
+    computed |= {"| a step, 64 GPUs", "| the paper says", "| share of log C"}
     # Printed by the commands beside them; docs/results.md lists those whose runs were not kept.
     only_on_the_page = {
         "| method | ten blocks frozen",
