@@ -18,7 +18,7 @@ from semaug.util.errors import SemaugError
 NAMES = [
     "table-datasets", "table-networks", "table-sota-p2p", "table-image-level", "figure-depth", "figure-joint",
     "figure-strength", "figure-schedule", "figure-frozen-blocks", "table-covnet", "table-imagenet",
-    "figure-neighbours", "figure-tsne", "figure-augmentations", "theorem",
+    "figure-neighbours", "figure-tsne", "figure-augmentations", "figure-bound", "theorem",
 ]  # fmt: skip
 
 
@@ -123,6 +123,19 @@ def test_full_scale_has_the_papers_settings(tmp_path: Path) -> None:
     config = train_config(imagenet, setup)
     assert (config.epochs, config.weight_decay, config.pretrained) == (120, 1e-4, False)
     assert (config.augmentation.strength, config.augmentation.meta_lr, config.augmentation.interval) == (7.5, 5e-4, 100)
+
+
+def test_joint_training_has_momentum_and_the_rates_of_the_figure(tmp_path: Path) -> None:
+    cells = [cell for cell in all_experiments()["figure-joint"].cells if cell.method == "joint"]
+    found = [train_config(cell, Setup("full", tmp_path)).augmentation for cell in cells]
+    assert [settings.meta_lr for settings in found] == pytest.approx([0.03, 0.003, 0.001])
+    assert {settings.meta_momentum for settings in found} == {0.9}
+
+
+def test_frozen_blocks_have_the_papers_zero_which_is_the_stem(tmp_path: Path) -> None:
+    cells = [cell for cell in all_experiments()["figure-frozen-blocks"].cells if cell.method == "learnable"]
+    found = [train_config(cell, Setup("full", tmp_path)).augmentation.frozen_blocks for cell in cells]
+    assert found == [0, "stem", 4, 8, 10, 12, 14, 16]
 
 
 @pytest.mark.parametrize("scale", ["full", "small"])

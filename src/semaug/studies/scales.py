@@ -168,6 +168,7 @@ def _full(cell: Cell, setup: Setup) -> TrainConfig:
         width=cell.width,
         depth=cell.depth,
         meta_lr=(0.0005 if imagenet else 0.001) if cell.rate is None else cell.rate * 0.03,
+        meta_momentum=cell.momentum,
         frozen_blocks=(0 if imagenet else spec.frozen) if cell.frozen is None else cell.frozen,
         interval=100 if imagenet else 1,
     )
@@ -198,6 +199,7 @@ def _small(cell: Cell, setup: Setup) -> TrainConfig:
         width=None if cell.width is None else cell.width * _SMALL_FEATURES // PAPER_FEATURES,
         depth=cell.depth,
         meta_lr=0.001 if cell.rate is None else cell.rate * lr,
+        meta_momentum=cell.momentum,
         frozen_blocks=own if cell.frozen is None else cell.frozen,
     )
     return TrainConfig(
