@@ -42,6 +42,7 @@ class Literal:
     clip: float | None = None
     interval: int = 1
     rest: Callable[[Any, Tensor], Tensor] | None = None  # of the loss, from what the model puts out
+    meta_rest: bool = True  # whether the meta loss includes it; else the pass on the meta batch ends at the head
     buffers: Parameters = field(default_factory=dict)
     half_steps: int = 0
     previous: tuple | None = None
@@ -51,7 +52,13 @@ class Literal:
     ) -> tuple[Tensor, Tensor | float]:
         """The head's input, in a network with the given parameters, and the rest of the loss; statistics move."""
         kept: list[Tensor] = []
-        handle = module.get_submodule(self.head).register_forward_pre_hook(lambda _, args: kept.append(args[0]))
+
+        def keep(head: nn.Module, args: tuple[Tensor, ...]) -> None:
+            if not kept:
+                self.state_at_head = torch.get_rng_state()
+            kept.append(args[0])
+
+        handle = module.get_submodule(self.head).register_forward_pre_hook(keep)
         output = functional_call(module, parameters, (images,))
         handle.remove()
         return kept[0], 0.0 if self.rest is None else self.rest(output, labels)
@@ -119,8 +126,10 @@ class Literal:
             for name, gradient in zip(self.late, gradients, strict=True):
                 parameters[name] = self.sgd(name, parameters[name], factor * gradient, keep=False)
             meta_features, meta_rest = self.forward(pseudo_net, parameters, meta_images, meta_labels)
+            if not self.meta_rest:
+                torch.set_rng_state(self.state_at_head)
             weight, bias = self.head_of(parameters)
-            return F.cross_entropy(meta_features @ weight.T + bias, meta_labels) + meta_rest
+            return F.cross_entropy(meta_features @ weight.T + bias, meta_labels) + self.meta_rest * meta_rest
 
         if self.has_meta_update(self.half_steps):
             self.meta_step(meta_loss)
@@ -155,7 +164,7 @@ class Literal:
                 torch.set_rng_state(start)
                 new_features, new_rest = self.forward(new_net, moved, images, labels)
                 weight, bias = self.head_of(moved)
-                return F.cross_entropy(new_features @ weight.T + bias, labels) + new_rest
+                return F.cross_entropy(new_features @ weight.T + bias, labels) + self.meta_rest * new_rest
 
             self.meta_step(meta_loss)
             self.previous = None

@@ -217,13 +217,16 @@ class Network:
         Args:
             parameters: Values of late parameters, by name; the others are the model's own.
             images: Batch (N, …).
-            labels: Labels of the batch, for the rest of a composite model's loss.
+            labels: Labels of the batch, for the rest of a composite model's loss. Without them only as much of the pass
+                is run as the head needs.
 
         Returns:
             Features (N, D), and the rest of a composite model's loss (None for other models or without labels).
         """
         view = self._view(images, tracks=False)
         with view.at(parameters), self._batch_norm(), _short_indices() if self._pools else nullcontext():
+            if labels is None:
+                return self._checked(self._run_head(view.root, images), images), None
             return self._run(view, images, labels)
 
     def replay(self, parameters: Mapping[str, Tensor], tape: Tape) -> Tensor:

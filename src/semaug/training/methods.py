@@ -53,6 +53,9 @@ class Augmentation:
     """Order of the updates: the paper's, or the pipelined one, which costs less."""
     engine: Literal["jvp", "double_backward"] = "jvp"
     """How the meta-gradient is computed. Both engines give the same result; jvp is faster."""
+    meta_loss: Literal["whole", "head"] = "whole"
+    """On P2P-Net: whether the meta loss is the whole loss, or the cross-entropy of its final classifier (head), as in
+    the paper."""
     frozen_blocks: FrozenBlocks = 0
     """Freeze the stem and the first N blocks in the pseudo update (the paper: 10 for ResNet-50); stem freezes the stem
     alone, 0 nothing."""
@@ -140,7 +143,9 @@ def _covnet(settings: Augmentation, num_classes: int, feature_dim: int) -> Sourc
 _STRENGTH = ("strength", "strength_power")
 _COVNET = (*_STRENGTH, "width", "depth", "fixed_trace", "activation", "meta_lr", "meta_optimizer", "meta_momentum",
            "detach_real")  # fmt: skip
-_META = tuple(setting.name for setting in fields(Augmentation) if setting.name not in ("constant", "covariance"))
+_META = tuple(
+    setting.name for setting in fields(Augmentation) if setting.name not in ("constant", "covariance", "meta_loss")
+)
 
 _BASE_METHODS = (
     Method("basic", "basic", "crop and flip, cross-entropy"),
@@ -172,6 +177,7 @@ def _on_p2p(base: Method) -> Method:
         summary=f"P2P-Net on the network; {base.summary}",
         composite="p2p",
         base=base.name,
+        options=(*base.options, "meta_loss") if base.learns else base.options,
         defaults={"interval": 10, "epochs": 300, "lr": 0.002, "weight_decay": 5e-4},
         width_divisor=2,
     )
@@ -271,7 +277,7 @@ def make_learner(
             raise ValueError("meta_momentum is for meta_optimizer sgd; adam has momentum of its own")
         own = {} if adam else {"momentum": settings.meta_momentum}
         meta_optimizer = make_optimizer(Adam if adam else SGD, groups, options.get("scaler") is None, **own)
-    passed_on = ("strength_power", "interval", "order", "engine", "detach_real", "pseudo")
+    passed_on = ("strength_power", "interval", "order", "engine", "meta_loss", "detach_real", "pseudo")
     return row.learner(
         network,
         optimizer,
