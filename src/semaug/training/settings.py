@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from semaug.data.images import Preprocessing
+from semaug.data.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from semaug.training.methods import METHODS, Augmentation, MethodName
 from semaug.util.errors import SettingError
 
@@ -184,9 +184,10 @@ class TrainConfig:
     @property
     def preprocessing(self) -> Preprocessing:
         """How images are prepared."""
-        half = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)} if self.normalize == "half" else {}
+        half = (0.5, 0.5, 0.5)
+        mean, std = (half, half) if self.normalize == "half" else (IMAGENET_MEAN, IMAGENET_STD)
         sizes = required(self.resize), required(self.crop)
-        return Preprocessing(*sizes, self.shape, padding=self.padding, crop_scale=self.crop_scale, **half)
+        return Preprocessing(*sizes, self.shape, mean, std, self.padding, self.crop_scale)
 
     @property
     def autocast(self) -> torch.dtype | None:
