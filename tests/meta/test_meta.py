@@ -157,7 +157,7 @@ def test_eight_half_steps_of_resnet_18_equal_the_authors_released_code() -> None
     meta_optimizer = torch.optim.SGD(covnet.parameters(), lr=1.0)
     learner = semaug.LearnableAugmentation(model, optimizer, covnet, meta_optimizer, strength=10.0)
     start = copy.deepcopy((model.state_dict(), covnet.state_dict()))
-    for epoch, (images, labels) in enumerate(batches(4, classes=5, pixels=64)):
+    for epoch, (images, labels) in enumerate(batches(4, classes=5, pixels=40)):
         released.train_batch(epoch, 0, images, labels)
         for group, rate in ((optimizer.param_groups[0], 0.03), (meta_optimizer.param_groups[0], 1.0)):
             group["lr"] = rate * released.rate_factor(epoch, 0)
