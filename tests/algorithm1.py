@@ -1,10 +1,11 @@
-"""Algorithm 1 and its pipelined variant, transcribed literally and apart from the library.
+"""Algorithm 1, its pipelined variant and the authors' training loop, transcribed literally and apart from the library.
 
 Networks are deepcopied, the pseudo update is differentiated as it stands (double backward), the loss is the naive
-N×C×D formula, and SGD is written out. Only torch is used.
+N×C×D formula, and SGD is written out (in the authors' loop it is torch's). Only torch is used.
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,7 @@ class Literal:
     clip: float | None = None
     interval: int = 1
     rest: Callable[[Any, Tensor], Tensor] | None = None  # of the loss, from what the model puts out
+    meta_rest: bool = True  # whether the meta loss includes it; else the pass on the meta batch ends at the head
     buffers: Parameters = field(default_factory=dict)
     half_steps: int = 0
     previous: tuple | None = None
@@ -50,10 +52,21 @@ class Literal:
     ) -> tuple[Tensor, Tensor | float]:
         """The head's input, in a network with the given parameters, and the rest of the loss; statistics move."""
         kept: list[Tensor] = []
-        handle = module.get_submodule(self.head).register_forward_pre_hook(lambda _, args: kept.append(args[0]))
+
+        def keep(head: nn.Module, args: tuple[Tensor, ...]) -> None:
+            if not kept:
+                self.state_at_head = torch.get_rng_state()
+            kept.append(args[0])
+
+        handle = module.get_submodule(self.head).register_forward_pre_hook(keep)
         output = functional_call(module, parameters, (images,))
         handle.remove()
         return kept[0], 0.0 if self.rest is None else self.rest(output, labels)
+
+    def has_meta_update(self, half_step: int) -> bool:
+        """One in `interval` half steps; if that is even, by turns the first and the second half of a batch."""
+        late = 1 if self.interval % 2 == 0 else 0
+        return half_step in [n * self.interval + late * (n % 2) for n in range(half_step + 1)]
 
     def parameters(self) -> Parameters:
         return {name: p.detach().clone().requires_grad_() for name, p in self.model.named_parameters()}
@@ -113,10 +126,12 @@ class Literal:
             for name, gradient in zip(self.late, gradients, strict=True):
                 parameters[name] = self.sgd(name, parameters[name], factor * gradient, keep=False)
             meta_features, meta_rest = self.forward(pseudo_net, parameters, meta_images, meta_labels)
+            if not self.meta_rest:
+                torch.set_rng_state(self.state_at_head)
             weight, bias = self.head_of(parameters)
-            return F.cross_entropy(meta_features @ weight.T + bias, meta_labels) + meta_rest
+            return F.cross_entropy(meta_features @ weight.T + bias, meta_labels) + self.meta_rest * meta_rest
 
-        if self.half_steps % self.interval == 0:
+        if self.has_meta_update(self.half_steps):
             self.meta_step(meta_loss)
             end = torch.get_rng_state()
             torch.set_rng_state(start)
@@ -149,12 +164,88 @@ class Literal:
                 torch.set_rng_state(start)
                 new_features, new_rest = self.forward(new_net, moved, images, labels)
                 weight, bias = self.head_of(moved)
-                return F.cross_entropy(new_features @ weight.T + bias, labels) + new_rest
+                return F.cross_entropy(new_features @ weight.T + bias, labels) + self.meta_rest * new_rest
 
             self.meta_step(meta_loss)
             self.previous = None
         torch.set_rng_state(start)
-        if (self.half_steps + 1) % self.interval == 0:
+        if self.has_meta_update(self.half_steps + 1):
             self.previous = (self.parameters(), images, labels, start, dict(self.buffers))
         self.real_update(images, labels)
         self.half_steps += 1
+
+
+@dataclass
+class Released:
+    """The authors' released loop (LearnableISDA, `train.py` and `meta.py`) on one GPU, in our words.
+
+    Both learning rates warm up and follow a cosine, by batches; λ grows by epochs. A copy of the network takes the
+    pseudo step, with all parameters. Σ is detached from the features there and in the real step it is not. The momentum
+    buffer is a constant in the pseudo step. Both optimisers are torch's SGD.
+    """
+
+    model: nn.Module
+    head: str
+    covnet: nn.Module  # features (N, D) → variances (N, D)
+    lr: float
+    meta_lr: float
+    strength: float  # λ0
+    epochs: int
+    warmup_epochs: int
+    batches: int  # in an epoch
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.lr, momentum=self.momentum)
+        self.meta_optimizer = torch.optim.SGD(self.covnet.parameters(), lr=self.meta_lr)
+
+    def rate_factor(self, epoch: int, batch: int) -> float:
+        if epoch < self.warmup_epochs:
+            return (1 + epoch * self.batches + batch) / (1 + self.warmup_epochs * self.batches)
+        done = (epoch - self.warmup_epochs) * self.batches + batch
+        return 0.5 * (1 + math.cos(math.pi * done / ((self.epochs - self.warmup_epochs) * self.batches)))
+
+    def strength_at(self, epoch: int) -> float:
+        return self.strength * epoch / self.epochs
+
+    def train_batch(self, epoch: int, batch: int, images: Tensor, labels: Tensor) -> None:
+        for optimizer, rate in ((self.optimizer, self.lr), (self.meta_optimizer, self.meta_lr)):
+            optimizer.param_groups[0]["lr"] = rate * self.rate_factor(epoch, batch)
+        first, second = zip(images.chunk(2), labels.chunk(2), strict=True)
+        self.half_step(self.strength_at(epoch), *first, *second)
+        self.half_step(self.strength_at(epoch), *second, *first)
+
+    def features(self, network: nn.Module, parameters: Parameters, images: Tensor) -> Tensor:
+        inputs: list[Tensor] = []
+        handle = network.get_submodule(self.head).register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        functional_call(network, parameters, (images,))
+        handle.remove()
+        return inputs[0]
+
+    def half_step(
+        self, strength: float, images: Tensor, labels: Tensor, meta_images: Tensor, meta_labels: Tensor
+    ) -> None:
+        weight, bias = self.head + ".weight", self.head + ".bias"
+        own = dict(self.model.named_parameters())
+        # the pseudo step, of a copy that is thrown away with its BatchNorm statistics
+        pseudo_net = copy.deepcopy(self.model)
+        before = dict(pseudo_net.named_parameters())
+        features = self.features(pseudo_net, before, images)
+        variance = self.covnet(features.detach())
+        loss = naive_isda(features, labels, before[weight], before[bias], variance, strength)
+        gradients = torch.autograd.grad(loss, list(before.values()), create_graph=True)
+        rate, after = self.optimizer.param_groups[0]["lr"], {}
+        for (name, value), gradient in zip(before.items(), gradients, strict=True):
+            buffer = self.optimizer.state[own[name]].get("momentum_buffer")
+            step = gradient if buffer is None else self.momentum * buffer.detach() + gradient
+            after[name] = value.detach() - rate * step
+        # the step of CovNet
+        meta_features = self.features(pseudo_net, after, meta_images)
+        self.meta_optimizer.zero_grad()
+        F.cross_entropy(meta_features @ after[weight].T + after[bias], meta_labels).backward()
+        self.meta_optimizer.step()
+        # the real step
+        features = self.features(self.model, own, images)
+        self.optimizer.zero_grad()
+        naive_isda(features, labels, own[weight], own[bias], self.covnet(features), strength).backward()
+        self.optimizer.step()

@@ -14,7 +14,7 @@ from semaug.util import threads as _threads  # noqa: F401  # first, as it must p
 # isort: split
 from semaug.isda.covariance import Covariance, Diagonal, Full
 from semaug.isda.criterion import ISDALoss
-from semaug.isda.loss import augmented_logits, isda_loss
+from semaug.isda.loss import augmented_logits, isda_loss, sampled_loss
 from semaug.isda.sources import ClassCovariance, Constant, CovNet, Source
 from semaug.isda.strength import AutoStrength, strength
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
@@ -41,5 +41,6 @@ __all__ = [
     "Source",
     "augmented_logits",
     "isda_loss",
+    "sampled_loss",
     "strength",
 ]

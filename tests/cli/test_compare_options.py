@@ -39,7 +39,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("--weights small=nowhere.pth", "--weights: there is no file nowhere.pth"),
         ("--model small resnet18 --weights weights.pth", "with several networks, each needs its own --weights"),
-        ("--frozen-blocks few", "--frozen-blocks takes N or MODEL=N with a whole number N, not 'few'"),
+        ("--frozen-blocks few", "--frozen-blocks takes N or MODEL=N with a whole number N or stem, not 'few'"),
         ("--frozen-blocks resnet18=2", "--frozen-blocks has a value for resnet18"),
         ("--frozen-blocks small=1 small=2", "--frozen-blocks has two values for small"),
         ("--frozen-blocks 1 2", "--frozen-blocks has two values for every network"),
@@ -98,13 +98,13 @@ def test_values_for_one_network_come_before_those_for_all(tmp_path: Path) -> Non
     options = Compare(
         model=("small", "resnet18"),
         method=("learnable",),
-        frozen_blocks=("2", "resnet18=4"),
+        frozen_blocks=("2", "resnet18=stem"),
         weights=(f"small={file}",),
     )
     config = options.config()
     config.check()
     small, resnet = (config.settings(arm, 0) for arm in config.arms())
-    assert (small.augmentation.frozen_blocks, resnet.augmentation.frozen_blocks) == (2, 4)
+    assert (small.augmentation.frozen_blocks, resnet.augmentation.frozen_blocks) == (2, "stem")
     assert (small.weights, resnet.weights) == (file, None)
 
 

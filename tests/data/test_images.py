@@ -6,17 +6,21 @@ import platform
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import ks_2samp
+from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.v2 import functional
 
 from photos import photo_folder
 from semaug.data.images import Preprocessing, cache_file, decoded
 from semaug.data.readers import read_data
 from semaug.data.samples import Samples
-from semaug.util.errors import DataError, FileError
+from semaug.util.errors import DataError, FileError, SettingError
 
 
 @pytest.fixture
@@ -122,3 +126,65 @@ def test_files_that_killed_processes_left_in_the_cache_are_removed(samples: Samp
         (tmp_path / name).touch()
     decoded(samples, settings, tmp_path)
     assert {file.name for file in tmp_path.glob("*.part")} == set(kept)
+
+
+def test_crops_may_reach_into_a_black_border() -> None:
+    """The draws of torchvision's RandomCrop with padding: every place of the bordered image is equally likely."""
+    preprocessing = Preprocessing(6, 5, padding=2)
+    pixels = torch.randint(1, 256, (400, 6, 6, 3), dtype=torch.uint8)
+    boxes, flipped = preprocessing.draw_crops(400, torch.Generator().manual_seed(0))
+    crops = preprocessing.cropped(pixels, boxes, flipped)
+    for image, box, mirrored, crop in zip(pixels, boxes.T.tolist(), flipped, crops, strict=True):
+        expected = functional.crop(functional.pad(image.permute(2, 0, 1), [2]), *box, 5, 5)
+        assert torch.equal(crop.flip(2) if mirrored else crop, expected)
+    assert torch.bincount(boxes[0], minlength=6).min() > 40
+    assert boxes.max() == 5
+
+
+@pytest.mark.parametrize(("resize", "crop"), [(64, 56), (80, 24)])
+def test_crops_of_random_size_equal_torchvisions_of_the_same_box(resize: int, crop: int) -> None:
+    preprocessing = Preprocessing(resize, crop, crop_scale=0.08)
+    pixels = torch.randint(256, (60, resize, resize, 3), dtype=torch.uint8)
+    boxes, flipped = preprocessing.draw_crops(60, torch.Generator().manual_seed(0))
+    crops = preprocessing.cropped(pixels, boxes, flipped)
+    assert crops.shape == (60, 3, crop, crop)
+    assert crops.dtype == torch.uint8
+    largest = 0
+    for image, box, mirrored, result in zip(pixels, boxes.T.tolist(), flipped, crops, strict=True):
+        expected = functional.resized_crop(image.permute(2, 0, 1).float(), *box, [crop, crop], antialias=True)
+        difference = (result.flip(2) if mirrored else result).float() - expected
+        largest = max(largest, float(difference.abs().max()))
+    print(f"largest difference to torchvision: {largest:.3f} of 255")
+    assert largest < 0.51  # rounding to whole numbers
+
+
+def test_boxes_of_random_size_have_the_distribution_of_random_resized_crop() -> None:
+    boxes, _ = Preprocessing(256, 224, crop_scale=0.08).draw_crops(20000, torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    image = torch.empty(3, 256, 256)
+    theirs = torch.tensor([RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(5000)])
+    assert (boxes[:2] >= 0).all()
+    assert (boxes[:2] + boxes[2:] <= 256).all()
+    for name, of in {
+        "area": lambda box: box[2] * box[3] / 256**2,
+        "ratio": lambda box: (box[3] / box[2]).log(),
+        "place": lambda box: (box[0] + box[2] / 2) / 256,
+    }.items():
+        mine, other = of(boxes.double()).numpy(), of(theirs.T.double()).numpy()
+        distance = float(ks_2samp(mine, other).statistic)
+        print(f"{name}: largest difference of the distributions {distance:.3f}")
+        assert distance < 0.03
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"padding": -1}, "`padding` must be at least 0, not -1"),
+        ({"crop_scale": 0.0}, "`crop_scale` must be above 0 and at most 1, not 0"),
+        ({"crop_scale": 1.5}, "`crop_scale` must be above 0 and at most 1, not 1.5"),
+        ({"crop_scale": 0.5, "padding": 4}, "`padding` is for crops of a fixed size"),
+    ],
+)
+def test_wrong_crops_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        Preprocessing(12, 8, **options)

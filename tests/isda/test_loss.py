@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import references
 from references import FORMS, problem
-from semaug import Diagonal, Full, augmented_logits, isda_loss
+from semaug import Diagonal, Full, augmented_logits, isda_loss, sampled_loss
 from semaug.isda.loss import isda_loss_along
 
 forms = pytest.mark.parametrize("form", FORMS)
@@ -130,7 +130,29 @@ def expected_cross_entropy(p, labels, scale, smoothing=0.0, count=2000):
     logits = F.linear(draws, p.weight, p.bias).flatten(0, 1)
     targets = labels.repeat(count, *[1] * (labels.ndim - 1))
     values = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none").view(count, -1)
-    return values.mean(0), values.std(0) / count**0.5
+    inputs = p.features, labels, p.weight, p.bias, p.covariance, scale, count
+    options = {"generator": torch.Generator().manual_seed(3), "label_smoothing": smoothing, "reduction": "none"}
+    return sampled_loss(*inputs, **options), values.std(0) / count**0.5
+
+
+@forms
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_loss_of_draws_is_their_mean_cross_entropy(form, soft, smoothing):
+    p = problem(form, n=3)
+    inputs = p.soft_inputs if soft else p.inputs
+    drawn = p.covariance.sample(p.features, 5, 1.5, torch.Generator().manual_seed(3))
+    options = {"label_smoothing": smoothing, "reduction": "none"}
+    each = [F.cross_entropy(F.linear(features, p.weight, p.bias), inputs[1], **options) for features in drawn]
+    expected = torch.stack(each).mean(0)
+    for reduction, value in {"mean": expected.mean(), "sum": expected.sum(), "none": expected}.items():
+        options = {"label_smoothing": smoothing, "reduction": reduction}
+        result = sampled_loss(*inputs, 1.5, 5, generator=torch.Generator().manual_seed(3), **options)
+        torch.testing.assert_close(result, value, rtol=1e-12, atol=1e-12)
+    plain = isda_loss(*inputs[:4], None, label_smoothing=smoothing)
+    torch.testing.assert_close(sampled_loss(*inputs, 0.0, 2, label_smoothing=smoothing), plain, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="draws must be at least 1, not 0"):
+        sampled_loss(*inputs, 1.5, 0)
 
 
 @settings(max_examples=80)

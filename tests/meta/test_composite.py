@@ -94,6 +94,7 @@ def make(order: str, short: bool = True, **options: Any) -> tuple[semaug.Learnab
         strength=2.0,
         momentum=0.9,
         rest=rest,
+        meta_rest=options.get("meta_loss", "whole") == "whole",
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     network = Network(model, head="head", composite=composite(short))
@@ -104,11 +105,11 @@ def make(order: str, short: bool = True, **options: Any) -> tuple[semaug.Learnab
     )
 
 
-@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize(("short", "meta_loss"), [(True, "whole"), (False, "whole"), (True, "head")])
 @pytest.mark.parametrize("engine", ["jvp", "double_backward"])
 @pytest.mark.parametrize("order", ["paper", "pipelined"])
-def test_half_steps_equal_algorithm_1_on_the_whole_loss(order: str, engine: str, short: bool) -> None:
-    learner, literal = make(order, short, engine=engine)
+def test_half_steps_equal_algorithm_1_on_the_whole_loss(order: str, engine: str, short: bool, meta_loss: str) -> None:
+    learner, literal = make(order, short, engine=engine, meta_loss=meta_loss)
     start = copy.deepcopy(learner.source.state_dict())
     torch.manual_seed(3)
     for images, labels in batches(4):

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 import semaug
-from algorithm1 import Literal
+from algorithm1 import Literal, Released
 from semaug.meta.updates import MicroBatch
 from semaug.network.network import Network
 from tiny import TINY_BLOCKS, TinyNet, batches
@@ -28,13 +29,16 @@ class VarianceNet(nn.Module):
         return self.layers(features).sigmoid()
 
 
-def pair(frozen: int, order: str, sgd: dict[str, Any], **options: Any) -> tuple[semaug.LearnableAugmentation, Literal]:
+def pair(
+    frozen: int | str, order: str, sgd: dict[str, Any], **options: Any
+) -> tuple[semaug.LearnableAugmentation, Literal]:
     """A learner and its literal counterpart, with equal weights."""
     model = TinyNet().double()
     other = copy.deepcopy(model)
     covnet = semaug.CovNet(6, width=5).double()
     network = Network(model, frozen_blocks=frozen, blocks=TINY_BLOCKS)
-    early = [block + "." for block in TINY_BLOCKS[: frozen + 1]] if frozen else []
+    count = 0 if frozen == "stem" else frozen
+    early = [block + "." for block in TINY_BLOCKS[: count + 1]] if frozen else []
     late = [name for name, _ in model.named_parameters() if not any(name.startswith(prefix) for prefix in early)]
     literal = Literal(
         other,
@@ -84,13 +88,16 @@ VARIANTS = [
     {"engine": "double_backward"},
     {"detach_real": True},
     {"interval": 3},
+    {"interval": 2},
+    {"interval": 4},
     {"clip_norm": 0.5},
 ]
 CASES = [(2, rule, {}) for rule in SGD_RULES] + [(0, SGD_RULES[2], variant) for variant in VARIANTS]
+CASES += [("stem", SGD_RULES[1], {})]
 
 
 @pytest.mark.parametrize(("frozen", "sgd", "options"), CASES)
-def test_ten_half_steps_equal_algorithm_1(frozen: int, sgd: dict[str, Any], options: dict[str, Any]) -> None:
+def test_ten_half_steps_equal_algorithm_1(frozen: int | str, sgd: dict[str, Any], options: dict[str, Any]) -> None:
     learner, literal = pair(frozen, "paper", sgd, **options)
     initial = copy.deepcopy(learner.source.state_dict())
     torch.manual_seed(3)
@@ -110,7 +117,7 @@ def test_ten_half_steps_equal_algorithm_1(frozen: int, sgd: dict[str, Any], opti
 
 @pytest.mark.parametrize(("frozen", "sgd", "options"), CASES)
 def test_ten_pipelined_half_steps_equal_their_transcription(
-    frozen: int, sgd: dict[str, Any], options: dict[str, Any]
+    frozen: int | str, sgd: dict[str, Any], options: dict[str, Any]
 ) -> None:
     learner, literal = pair(frozen, "pipelined", sgd, **options)
     torch.manual_seed(3)
@@ -121,6 +128,56 @@ def test_ten_pipelined_half_steps_equal_their_transcription(
         for half, half_labels in zip(images.chunk(2), labels.chunk(2), strict=True):
             literal.pipelined_half_step(half, half_labels)
     assert_same(learner, literal)
+
+
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+@pytest.mark.parametrize("interval", [1, 2, 3, 4, 9, 10, 100])
+def test_both_halves_of_batches_train_covnet_in_turn(order: str, interval: int) -> None:
+    """In one of `interval` half steps on average, and with few kinds of steps, each of which needs a CUDA graph."""
+    learner, _ = pair(0, order, {}, interval=interval)
+    algorithm, steps, kinds = learner.algorithm, [], set()
+    for algorithm.half_steps in range(0, 4 * interval, 2):
+        kind = tuple(algorithm.is_differentiated(later) for later in (0, 1))
+        kinds.add(kind)
+        steps += kind
+    chosen = [half_step for half_step, differentiated in enumerate(steps) if differentiated]
+    assert len(chosen) == 4
+    assert [half_step % 2 for half_step in chosen] in ([0, 1, 0, 1], [1, 0, 1, 0])
+    assert len(kinds) <= 3
+
+
+def test_eight_half_steps_of_resnet_18_equal_the_authors_released_code() -> None:
+    """Four epochs of one batch: a warm-up with λ = 0, then the cosine with λ = λ0/4, λ0/2 and 3/4 λ0."""
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(num_classes=5).double()
+    covnet = semaug.CovNet(512).double()
+    settings = {"lr": 0.03, "meta_lr": 1.0, "strength": 10.0, "epochs": 4, "warmup_epochs": 1, "batches": 1}
+    released = Released(copy.deepcopy(model), "fc", VarianceNet(covnet), **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+    meta_optimizer = torch.optim.SGD(covnet.parameters(), lr=1.0)
+    learner = semaug.LearnableAugmentation(model, optimizer, covnet, meta_optimizer, strength=10.0)
+    start = copy.deepcopy((model.state_dict(), covnet.state_dict()))
+    for epoch, (images, labels) in enumerate(batches(4, classes=5, pixels=40)):
+        released.train_batch(epoch, 0, images, labels)
+        for group, rate in ((optimizer.param_groups[0], 0.03), (meta_optimizer.param_groups[0], 1.0)):
+            group["lr"] = rate * released.rate_factor(epoch, 0)
+        learner.set_progress(epoch / 4)
+        learner.step(images, labels)
+
+    def largest(ours: dict[str, Tensor], theirs: list[Tensor]) -> float:
+        return max(float((a - b).detach().abs().max()) for a, b in zip(ours.values(), theirs, strict=True))
+
+    ours = dict(model.named_parameters()), dict(covnet.named_parameters())
+    theirs = list(released.model.parameters()), list(released.covnet.parameters())
+    differences = [largest(a, b) for a, b in zip(ours, theirs, strict=True)]
+    moved = [largest(a, [old[name] for name in a]) for a, old in zip(ours, start, strict=True)]
+    print(f"network differs by {differences[0]:.1e}, moved by {moved[0]:.1e}; "
+          f"CovNet by {differences[1]:.1e}, moved by {moved[1]:.1e}")  # fmt: skip
+    assert moved[0] > 0.01
+    assert moved[1] > 1e-4
+    assert differences[0] < 1e-11
+    assert differences[1] < 1e-13
+    torch.testing.assert_close(dict(model.named_buffers()), dict(released.model.named_buffers()), rtol=1e-9, atol=1e-11)
 
 
 def test_both_engines_leave_the_same_random_numbers_to_the_caller() -> None:
@@ -496,7 +553,7 @@ def test_micro_batches_move_statistics_once_and_repeat_their_masks(order: str, s
 def test_a_network_with_another_number_of_frozen_blocks_is_refused() -> None:
     model = TinyNet()
     network = Network(model, frozen_blocks=1, blocks=TINY_BLOCKS)
-    with pytest.raises(ValueError, match="has 1 frozen blocks, not 2"):
+    with pytest.raises(ValueError, match="has frozen_blocks=1, not 2"):
         semaug.LearnableAugmentation(
             network, torch.optim.SGD(model.parameters(), lr=0.1), frozen_blocks=2, strength=10.0
         )

@@ -106,6 +106,14 @@ def test_a_tape_stores_only_the_activation_that_the_late_part_reads() -> None:
     assert not any(name.startswith(("conv1", "layer1", "layer2", "layer3.2")) for name in late)
 
 
+@pytest.mark.parametrize("model", [torchvision.models.resnet18(), timm.create_model("resnet18")])
+def test_the_stem_alone_may_be_frozen(model: nn.Module) -> None:
+    network = Network(model, frozen_blocks="stem")
+    network.prepare(torch.randn(2, 3, 64, 64))
+    frozen = {name for name, _ in model.named_parameters()} - set(network.late_parameters())
+    assert frozen == {"conv1.weight", "bn1.weight", "bn1.bias"}
+
+
 def test_preparing_a_network_does_not_change_the_model() -> None:
     model = TinyNet()
     before = copy.deepcopy(model.state_dict())
@@ -368,8 +376,12 @@ def test_models_that_cannot_be_split_are_refused_with_a_reason() -> None:
         Network(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), head="0")
     with pytest.raises(ValueError, match="no module 'blocks.9'"):
         Network(TinyNet(), blocks=["blocks.9"])
-    with pytest.raises(ValueError, match="0 … 3, the number of blocks of TinyNet, not 4"):
+    with pytest.raises(ValueError, match="0 … 3, the number of blocks of TinyNet, or 'stem', not 4"):
         Network(TinyNet(), frozen_blocks=4, blocks=TINY_BLOCKS)
+    with pytest.raises(ValueError, match="or 'stem', not head"):
+        Network(TinyNet(), frozen_blocks="head", blocks=TINY_BLOCKS)
+    with pytest.raises(ValueError, match="nothing comes before the blocks of TinyNet"):
+        Network(TinyNet(), frozen_blocks="stem", blocks=TINY_BLOCKS[1:])
     with pytest.raises(ValueError, match="TorchScript"):
         Network(torch.jit.trace(TinyNet().eval(), torch.randn(1, 3, 9, 9)))
 

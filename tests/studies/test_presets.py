@@ -18,7 +18,7 @@ from semaug.util.errors import SemaugError
 NAMES = [
     "table-datasets", "table-networks", "table-sota-p2p", "table-image-level", "figure-depth", "figure-joint",
     "figure-strength", "figure-schedule", "figure-frozen-blocks", "table-covnet", "table-imagenet",
-    "figure-neighbours", "figure-tsne", "figure-augmentations", "theorem",
+    "figure-neighbours", "figure-tsne", "figure-augmentations", "figure-bound", "theorem",
 ]  # fmt: skip
 
 
@@ -122,7 +122,21 @@ def test_full_scale_has_the_papers_settings(tmp_path: Path) -> None:
     imagenet = next(c for c in all_experiments()["table-imagenet"].cells if c.method == "learnable")
     config = train_config(imagenet, setup)
     assert (config.epochs, config.weight_decay, config.pretrained) == (120, 1e-4, False)
+    assert (config.warmup_epochs, config.crop_scale, config.crop) == (0, 0.08, 224)
     assert (config.augmentation.strength, config.augmentation.meta_lr, config.augmentation.interval) == (7.5, 5e-4, 100)
+
+
+def test_joint_training_has_momentum_and_the_rates_of_the_figure(tmp_path: Path) -> None:
+    cells = [cell for cell in all_experiments()["figure-joint"].cells if cell.method == "joint"]
+    found = [train_config(cell, Setup("full", tmp_path)).augmentation for cell in cells]
+    assert [settings.meta_lr for settings in found] == pytest.approx([0.03, 0.003, 0.001])
+    assert {settings.meta_momentum for settings in found} == {0.9}
+
+
+def test_frozen_blocks_have_the_papers_zero_which_is_the_stem(tmp_path: Path) -> None:
+    cells = [cell for cell in all_experiments()["figure-frozen-blocks"].cells if cell.method == "learnable"]
+    found = [train_config(cell, Setup("full", tmp_path)).augmentation.frozen_blocks for cell in cells]
+    assert found == [0, "stem", 4, 8, 10, 12, 14, 16]
 
 
 @pytest.mark.parametrize("scale", ["full", "small"])
@@ -183,7 +197,12 @@ def test_p2p_cells_train_p2p_net_with_its_own_settings(tmp_path: Path, scale: An
     cells = [cell for cell in all_experiments()["table-sota-p2p"].cells if cell.network == "P2P-Net"]
     found = [train_config(cell, Setup(scale, tmp_path)).resolve() for cell in cells]
     assert [config.method for config in found] == ["p2p", "p2p+isda", "p2p+learnable"]
+    assert found[2].augmentation.meta_loss == "head"
     assert all(config.augmentation.interval == 10 and config.augmentation.frozen_blocks == 0 for config in found)
     if scale == "full":
-        assert {(c.epochs, c.lr, c.weight_decay) for c in found} == {(300, 0.002, 5e-4)}
+        assert {(c.epochs, c.lr, c.weight_decay, c.batch_size) for c in found} == {(300, 0.002, 5e-4, 16)}
+        assert {(c.resize, c.crop, c.padding, c.warmup_epochs, c.lr_decay) for c in found} == {
+            (550, 448, 8, 0, "epoch")
+        }
+        assert {(c.preprocessing.mean, c.preprocessing.std) for c in found} == {((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))}
         assert [config.augmentation.strength for config in found[1:]] == [5.0, 5.0]  # the first does not use it

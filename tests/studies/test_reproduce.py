@@ -271,11 +271,11 @@ def test_times_per_step_are_measured_for_each_number_of_frozen_blocks(
     assert known_extra(preset, setup) == {}
     measure_extra(preset, setup)
     extra = known_extra(preset, setup)
-    assert [row["frozen"] for row in extra["times"]] == [0, 1, 2, 3]
+    assert [row["frozen"] for row in extra["times"]] == ["nothing", "stem", "1", "2", "3"]
     assert extra["times"][0]["jvp"]["ratio"] == 2
     assert extra["times"][0]["double_backward"]["ratio"] == 4
     assert extra["lines"][1] == (
-        "0 frozen: plain cross-entropy 1000.0 ms (× 1.00); paper, jvp 2000.0 ms (× 2.00); "
+        "nothing frozen: plain cross-entropy 1000.0 ms (× 1.00); paper, jvp 2000.0 ms (× 2.00); "
         "paper, double backward 4000.0 ms (× 4.00)"
     )
     assert extra["lines"][2].endswith("paper, double backward out of memory")
@@ -289,6 +289,17 @@ def test_the_theorem_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.M
     assert reproduce(("theorem",), Setup("small", tmp_path), Choice()).failed == 0
     page = (tmp_path / "report.html").read_text()
     assert "rescaled: min_t E‖∇L_meta‖² ∝ T^" in page
+
+
+def test_the_gap_of_the_bound_is_measured_and_drawn(tmp_path: Path) -> None:
+    setup = Setup("small", tmp_path)
+    assert reproduce(("figure-bound",), setup, Choice()).failed == 0
+    extra = known_extra(all_experiments()["figure-bound"], setup)
+    print("\n".join(extra["lines"]))
+    for curve in extra["gap"].values():
+        assert curve["mean"][-1] > 10 * curve["spread"][-1]  # a bound
+        assert curve["spread"][-1] < curve["spread"][0] / 16  # 4096 draws: noise as 1/64
+    assert "Gap of the bound" in (tmp_path / "report.html").read_text()
 
 
 def test_drawn_birds_stand_in_for_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ KINDS: list[Options] = [
     {"method": "randaugment"},
     {"method": "isda+snapmix"},
     {"method": "manifold-mixup"},
+    {"crop_scale": 0.2},
 ]
 STEPS = 3  # of an epoch
 

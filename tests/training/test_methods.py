@@ -178,3 +178,14 @@ def test_compare_knows_a_new_row_and_ignores_what_it_does_not_use(
     assert narrow.augmentation == Augmentation(constant=0.3, interval=1)
     run = train(replace(narrow, epochs=1))
     assert read_metrics(run)[0]["variance_mean"] == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("method", ["joint", "learnable"])
+def test_covnet_may_be_trained_with_momentum(method: str) -> None:
+    model = build_model("small", 3, 32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    learner = make_learner(method, Augmentation(5.0, meta_lr=0.5, meta_momentum=0.9), model, optimizer)
+    assert learner.meta_optimizer is not None
+    assert learner.meta_optimizer.param_groups[0]["momentum"] == 0.9
+    with pytest.raises(ValueError, match="meta_momentum is for meta_optimizer sgd"):
+        make_learner(method, Augmentation(meta_optimizer="adam", meta_momentum=0.9), model, optimizer)

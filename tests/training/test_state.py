@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from algorithm1 import Released
 from semaug.training.optimization import cosine_schedule
 from semaug.training.settings import TrainConfig, identifying
 from semaug.training.state import EpochState, TrainingState
@@ -72,3 +74,17 @@ def test_settings_survive_json_and_say_which_of_them_identify_a_run() -> None:
     assert (settings["output"], settings["weights"], settings["augmentation"]["depth"]) == ("runs/a", "w.pth", 1)
     assert {"data", "model", "weights", "method", "augmentation", "seed", "precision"} <= identifying()
     assert not {"output", "workers", "device", "images_on", "track", "resume", "cache"} & identifying()
+
+
+def test_the_schedule_is_the_released_one_but_for_the_first_steps() -> None:
+    """The release counts one step more in the warm-up; after it both are the same."""
+    released = Released(nn.Linear(1, 1), "", nn.Linear(1, 1), 1.0, 1.0, 1.0, epochs=100, warmup_epochs=5, batches=47)
+    steps = [(epoch, batch) for epoch in range(100) for batch in range(47)]
+    differences = [
+        abs(cosine_schedule(epoch + batch / 47, 100, 5) - released.rate_factor(epoch, batch)) for epoch, batch in steps
+    ]
+    print(f"largest difference: in the warm-up {max(differences[:235]):.4f}, after it {max(differences[235:]):.0e}")
+    assert max(differences[:235]) < 0.005
+    assert max(differences[235:]) < 1e-12
+    assert cosine_schedule(52.9, 100, 5, "epoch") == cosine_schedule(52, 100, 5)
+    assert cosine_schedule(2.5, 100, 5, "epoch") == cosine_schedule(2.5, 100, 5)

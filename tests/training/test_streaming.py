@@ -27,7 +27,11 @@ from semaug.util.signals import Interrupted
 from semaug.util.untrusted import read_json
 
 BeforeStep = Callable[[Callable[[int], None]], None]
-KINDS: dict[str, dict[str, Any]] = {"learnable": {"ema": 0.9, "epochs": 2}, "mixup": {"method": "mixup", "epochs": 2}}
+KINDS: dict[str, dict[str, Any]] = {
+    "learnable": {"ema": 0.9, "epochs": 2},
+    "mixup": {"method": "mixup", "epochs": 2},
+    "crops of random size": {"method": "isda", "crop_scale": 0.2, "epochs": 2},
+}
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 import soak
 from photos import photo_folder, quick_config
 from semaug.inference.classifier import load_classifier
 from semaug.inference.runs import read_metrics
+from semaug.meta.learner import LearnableAugmentation
 from semaug.meta.mixing import _MixingLearner as Mixer
 from semaug.training.methods import METHODS, Augmentation
 from semaug.training.settings import TrainConfig
@@ -230,3 +232,21 @@ def test_our_own_network_trains_on_a_folder_without_the_setting_pretrained(photo
     settings = quick_config(photos, tmp_path / "run", method="isda", epochs=1, pretrained=None)
     assert settings.model == "small"
     train(settings)
+
+
+def test_images_and_schedule_of_p2p_nets_release(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A black border, mean and deviation 0.5, no warm-up, and a rate that falls once an epoch."""
+    seen: list[tuple[float, float]] = []
+    original = LearnableAugmentation.step
+
+    def step(self: LearnableAugmentation, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        seen.append((float(self.optimizer.param_groups[0]["lr"]), float(images.abs().max())))
+        return original(self, images, labels)
+
+    monkeypatch.setattr(LearnableAugmentation, "step", step)
+    options = {"padding": 6, "normalize": "half", "warmup_epochs": 0.0, "lr_decay": "epoch"}
+    run = train(quick_config(photos, tmp_path / "run", method="isda", **options))
+    rates = [rate for rate, _ in seen]
+    assert rates == pytest.approx([0.02] * 3 + [0.015] * 3 + [0.005] * 3)  # cosine at 0, 1/3 and 2/3 of training
+    assert max(size for _, size in seen) == 1.0  # −1 is black
+    assert load_classifier(run).preprocessing.mean == (0.5, 0.5, 0.5)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from semaug.cli.common import Command, command_line, with_flags
 from semaug.isda.strength import StrengthOption
+from semaug.network.network import FrozenBlocks
 from semaug.studies.grid import Candidate, CompareConfig
 from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
@@ -27,7 +28,7 @@ class _Augmentation(Augmentation):
     """Settings of the augmentation that all runs share."""
 
     strength: Annotated[StrengthOption, tyro.conf.Suppress] = "auto"
-    frozen_blocks: Annotated[int, tyro.conf.Suppress] = 0
+    frozen_blocks: Annotated[FrozenBlocks, tyro.conf.Suppress] = 0
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Compare(Command):
     weights: tuple[str, ...] = ()
     """MODEL=FILE: weights to start from, for each network its own file. FILE alone if there is one network."""
     frozen_blocks: tuple[str, ...] = ()
-    """Freeze the stem and the first N blocks in the pseudo update: N for every network, or MODEL=N for one of them."""
+    """Freeze the stem and the first N blocks in the pseudo update: N for every network, or MODEL=N for one of them.
+    stem as N freezes the stem alone."""
     jobs: int | None = None
     """Number of runs at a time. Default: one for each GPU. Times are compared if runs were trained one by one."""
     output: Path = Path("runs/compare")
@@ -94,7 +96,7 @@ class Compare(Command):
             SettingError: A method's own options, or values for networks, cannot be read.
         """
         weights = _by_network("weights", self.weights, lambda text: Path(text).expanduser())
-        frozen = _by_network("frozen_blocks", self.frozen_blocks, _whole_number)
+        frozen = _by_network("frozen_blocks", self.frozen_blocks, _frozen_blocks)
         augmentation = replace(_as(Augmentation, self.training.augmentation), frozen_blocks=frozen.pop("", 0))
         training = replace(_as(TrainConfig, self.training), weights=weights.pop("", None), augmentation=augmentation)
         return CompareConfig(
@@ -145,7 +147,9 @@ def _by_network(option: str, texts: Sequence[str], read: Callable[[str], Value])
     return values
 
 
-def _whole_number(text: str) -> int:
+def _frozen_blocks(text: str) -> FrozenBlocks:
+    if text == "stem":
+        return "stem"
     if not text.isascii() or not text.isdecimal():
-        raise SettingError(f"`frozen_blocks` takes N or MODEL=N with a whole number N, not {text!r}")
+        raise SettingError(f"`frozen_blocks` takes N or MODEL=N with a whole number N or stem, not {text!r}")
     return int(text)

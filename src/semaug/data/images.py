@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from semaug.data.samples import Samples, why_unreadable
 from semaug.util.errors import DataError, FileError, SettingError
@@ -41,9 +42,12 @@ class Preprocessing:
             takes the middle square.
         mean: Mean of each channel, for pixels from 0 to 1.
         std: Standard deviation of each channel.
+        padding: Width in pixels of a black border around the image, from which crops for training are taken too.
+        crop_scale: Crops for training have a random size and aspect ratio, and are resized to `crop`: their area is at
+            least this share of the image, and their ratio lies in 3/4 … 4/3. None: crops of a fixed size.
 
     Raises:
-        SettingError: The crop is larger than the resized image, or the shape is unknown.
+        SettingError: The crop is larger than the resized image, or another value is out of range.
     """
 
     resize: int
@@ -51,12 +55,20 @@ class Preprocessing:
     shape: Literal["squash", "aspect"] = "squash"
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
+    padding: int = 0
+    crop_scale: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= self.resize:
             raise SettingError(f"`crop` ({self.crop} px) must not be larger than the resized image ({self.resize} px)")
         if self.shape not in ("squash", "aspect"):
             raise SettingError(f"`shape` must be 'squash' or 'aspect', not {self.shape!r}")
+        if self.padding < 0:
+            raise SettingError(f"`padding` must be at least 0, not {self.padding}")
+        if self.crop_scale is not None and not 0 < self.crop_scale <= 1:
+            raise SettingError(f"`crop_scale` must be above 0 and at most 1, not {self.crop_scale:g}")
+        if self.crop_scale is not None and self.padding:
+            raise SettingError("`padding` is for crops of a fixed size, and `crop_scale` gives them a random one")
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Preprocessing":
@@ -85,24 +97,44 @@ class Preprocessing:
         return self.normalised(self.evaluation_crops(pixels))
 
     def draw_crops(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw the corners (2, count) of random crops for training, and which to flip, bool (count,), on the CPU."""
-        corners = torch.randint(self.resize - self.crop + 1, (2, count), generator=generator)
-        return corners, torch.rand(count, generator=generator) < 0.5
+        """Draw random crops for training.
 
-    def cropped(self, pixels: Tensor, corners: Tensor, flipped: Tensor) -> Tensor:
+        Args:
+            count: Number of images.
+            generator: Source of randomness, on the CPU.
+
+        Returns:
+            Top and left of each crop (2, count), or with `crop_scale` top, left, height and width (4, count); and which
+            to flip, bool (count,).
+        """
+        if self.crop_scale is None:
+            boxes = torch.randint(self.resize + 2 * self.padding - self.crop + 1, (2, count), generator=generator)
+        else:
+            boxes = _random_boxes(self.resize, self.crop_scale, count, generator)
+        return boxes, torch.rand(count, generator=generator) < 0.5
+
+    def cropped(self, pixels: Tensor, boxes: Tensor, flipped: Tensor) -> Tensor:
         """Cut the crops that :meth:`draw_crops` has drawn.
 
         Args:
             pixels: Uint8 (N, resize, resize, 3), on any device.
-            corners: Row and column of each crop, (2, N).
+            boxes: Top and left of each crop (2, N), or top, left, height and width (4, N).
             flipped: Which crops to mirror, bool (N,).
 
         Returns:
             Uint8 (N, 3, crop, crop).
         """
+        if self.crop_scale is not None:
+            boxes, flipped = to_device(boxes, pixels.device), to_device(flipped, pixels.device)
+            rows, columns = (_resampling(boxes[i], boxes[i + 2], self.crop, self.resize) for i in (0, 1))
+            columns = columns.flip(1).where(flipped[:, None, None], columns)
+            planes = pixels.permute(0, 3, 1, 2).float()
+            return (rows[:, None] @ planes @ columns[:, None].mT).round().to(torch.uint8)
+        if self.padding:
+            pixels = F.pad(pixels, (0, 0, *[self.padding] * 4))
         along = torch.arange(self.crop)
-        rows = corners[0, :, None] + along
-        columns = corners[1, :, None] + torch.where(flipped[:, None], along.flip(0), along)
+        rows = boxes[0, :, None] + along
+        columns = boxes[1, :, None] + torch.where(flipped[:, None], along.flip(0), along)
         rows, columns = (to_device(index, pixels.device) for index in (rows, columns))
         samples = torch.arange(len(pixels), device=pixels.device)
         return pixels[samples[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
@@ -112,6 +144,36 @@ class Preprocessing:
         mean = to_device(torch.tensor(self.mean)[:, None, None] * 255, crops.device)
         std = to_device(torch.tensor(self.std)[:, None, None] * 255, crops.device)
         return (crops.float() - mean) / std
+
+
+def _random_boxes(side: int, least: float, count: int, generator: torch.Generator) -> Tensor:
+    """Top, left, height and width (4, count) of random boxes in a square: the distribution of RandomResizedCrop.
+
+    Of ten boxes the first that fits is taken, and the whole square if none does.
+    """
+    area, ratio = torch.rand(2, 10, count, generator=generator).double()
+    area, ratio = least + (1 - least) * area, (4 / 3) ** (2 * ratio - 1)
+    sizes = (side * torch.stack([area / ratio, area * ratio]).sqrt()).round().long().clamp_min(1)  # height, width
+    sizes = torch.cat([sizes, torch.full((2, 1, count), side)], 1)
+    first = (sizes <= side).all(0).long().argmax(0)
+    sizes = sizes[:, first, torch.arange(count)]
+    corners = (torch.rand(2, count, generator=generator).double() * (side - sizes + 1)).long()
+    return torch.cat([corners, sizes])
+
+
+def _resampling(start: Tensor, length: Tensor, count: int, side: int) -> Tensor:
+    """Weights (N, count, side) that resize the pixels start … start + length − 1 of a row to `count`, without aliasing.
+
+    As in Pillow, a pixel is a weighted mean by a triangle as wide as one pixel of the result, or of the source if that
+    is wider.
+    """
+    scale = length[:, None, None].double() / count
+    centres = start[:, None, None] + (torch.arange(count, device=start.device)[:, None] + 0.5) * scale
+    pixels = torch.arange(side, device=start.device)
+    weights = (1 - (pixels + 0.5 - centres).abs() / scale.clamp_min(1)).clamp_min(0)
+    inside = (pixels >= start[:, None, None]) & (pixels < (start + length)[:, None, None])
+    weights = weights * inside
+    return (weights / weights.sum(2, keepdim=True)).float()
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -160,6 +160,63 @@ def isda_loss(
     return losses.sum() if reduction == "sum" else losses.mean()
 
 
+def sampled_loss(
+    features: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    covariance: Covariance,
+    strength: float = 1.0,
+    draws: int = 1,
+    *,
+    generator: torch.Generator | None = None,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Compute the loss of explicit augmentation (eq. 1): the mean cross-entropy of M draws ``a' ~ N(a, λΣ)``.
+
+    :func:`isda_loss` is a bound of its expectation, the limit of many draws, and draws nothing. This function takes
+    the time and memory of M·N samples and serves for comparison.
+
+    Args:
+        features: Features a before the head, shape (N, D) with N ≥ 1.
+        labels: Class indices (N,) of type int64, or probabilities (N, C) of floating type.
+        weight: Weight W of the head, shape (C, D).
+        bias: Bias b of the head, shape (C,), or None.
+        covariance: Σ of the N samples.
+        strength: λ, from 0 to 1e12.
+        draws: Number M of draws for each sample, at least 1.
+        generator: Source of randomness, on the device of the features; by default torch's.
+        label_smoothing: Share of the uniform distribution in the target, from 0 to 1.
+        reduction: `"mean"` or `"sum"` over the samples, or `"none"`: one loss per sample.
+
+    Returns:
+        The loss: a scalar, or shape (N,) for `"none"`; in fp32, or in fp64 for fp64 inputs.
+
+    Raises:
+        ValueError: If the batch is empty, shapes or types do not match, or a value or an option is out of range.
+
+    Examples:
+        >>> import semaug, torch
+        >>> inputs = torch.zeros(1, 2), torch.tensor([0]), torch.eye(2), None, semaug.Diagonal(torch.ones(1, 2))
+        >>> semaug.sampled_loss(*inputs, 3.0, 10000, generator=torch.Generator().manual_seed(0)).round(decimals=2)
+        tensor(1.2200)
+        >>> semaug.isda_loss(*inputs, 3.0).round(decimals=2)
+        tensor(3.0500)
+    """
+    check_options(label_smoothing, reduction)
+    check_inputs(features, labels, weight, bias, strength, validate=True)
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, not {draws}")
+    drawn = covariance.sample(widened(features), draws, strength, generator).flatten(0, 1)  # draw by draw
+    target = target_of(labels, weight, label_smoothing)
+    targets = target.repeat(draws, *[1] * (target.ndim - 1))
+    losses = F.cross_entropy(plain_logits(drawn, weight, bias), targets, reduction="none").view(draws, -1).mean(0)
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.mean()
+
+
 def target_of(labels: Tensor, weight: Tensor, smoothing: float) -> Tensor:
     """Class indices as they are, unless they are smoothed; otherwise probabilities (N, C) in the loss's precision."""
     if not labels.is_floating_point() and smoothing == 0:

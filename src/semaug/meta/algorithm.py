@@ -9,7 +9,8 @@ halves. One *half step* on the halves X and X_meta is, in the paper's order:
    after the pseudo update.
 3. **Real update.** One step of f's optimiser on ``L_train(X; θ_f, θ_g)`` with the new θ_g.
 
-Then the halves change places. θ_f and X are the same in steps 1 and 3, so one forward pass serves both.
+Then the halves change places. θ_f and X are the same in steps 1 and 3, so one forward pass serves both. A half step is
+what the paper calls an iteration, after which it exchanges the halves: "every ten iterations" is ten half steps.
 
 By the chain rule the gradient of step 2 is, with ``v = ∇_θ̃ L_meta`` and the direction ``d = (∂θ̃_f/∂∇L_train) ⊙ v``,
 
@@ -43,7 +44,7 @@ class Algorithm1:
         executor: Computes losses and gradients, and applies the optimisers' steps.
         optimizer: Optimiser of f.
         order: ``"paper"`` or ``"pipelined"``.
-        interval: The pseudo and meta updates run every `interval` half steps.
+        interval: The pseudo and meta updates run in one of `interval` half steps.
         detach_real: Whether Σ is a constant in the real update. The authors' code lets its gradient flow into the
             features.
         strength: λ during training.
@@ -96,9 +97,14 @@ class Algorithm1:
         return metrics | self.real_update(batch)
 
     def is_differentiated(self, later: int = 0) -> bool:
-        """Whether a meta update goes through this half step's update of f, or through that of a later half step."""
+        """Whether a meta update goes through this half step's update of f, or through that of a later half step.
+
+        With an odd interval first and second halves of batches take turns. With an even one, every second meta update
+        is a half step late so that they do.
+        """
         ahead = 0 if self.order == "paper" else 1  # the pipelined order does so in the next half step
-        return self.executor.learns_source and (self.half_steps + later + ahead) % self.interval == 0
+        turn, place = divmod(self.half_steps + later + ahead, self.interval)
+        return self.executor.learns_source and place == (0 if self.interval % 2 else turn % 2)
 
     def pseudo_update(self, batch: HalfBatch) -> tuple[dict[str, Tensor], Update]:
         """Step 1: where one step of f's optimiser on the ISDA loss takes the late parameters.

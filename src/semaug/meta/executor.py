@@ -25,9 +25,10 @@ from semaug.meta.updates import HalfBatch, MetaLoss, MicroBatch, Update
 from semaug.network.network import Network
 from semaug.util import distributed
 
-__all__ = ["Executor", "Metrics", "PseudoUpdate"]
+__all__ = ["Executor", "MetaLossKind", "Metrics", "PseudoUpdate"]
 
 PseudoUpdate = Literal["global", "local"]
+MetaLossKind = Literal["whole", "head"]
 
 
 class Executor:
@@ -39,6 +40,7 @@ class Executor:
         optimizer: Optimiser of f.
         meta_optimizer: Optimiser of g; None if g has no parameters.
         engine: How the meta-gradient is computed.
+        meta_loss: ``"whole"``: L_meta includes the rest of a composite model's loss; ``"head"``: it does not.
         pseudo: ``"global"``: pseudo update and meta loss over all ranks; ``"local"``: each rank's own.
         label_smoothing: Label smoothing of L_train.
         clip_norm: Largest norm of f's gradient, or None.
@@ -55,6 +57,7 @@ class Executor:
         meta_optimizer: Optimizer | None,
         *,
         engine: Engine,
+        meta_loss: MetaLossKind,
         pseudo: PseudoUpdate,
         label_smoothing: float,
         clip_norm: float | None,
@@ -64,7 +67,7 @@ class Executor:
     ) -> None:
         self.network, self.source = network, source
         self.optimizer, self.meta_optimizer = optimizer, meta_optimizer
-        self.engine, self.local = engine, pseudo == "local"
+        self.engine, self.whole_meta_loss, self.local = engine, meta_loss == "whole", pseudo == "local"
         self.label_smoothing, self.clip_norm, self.micro_batch = label_smoothing, clip_norm, micro_batch
         self.mixed = mixed
         self.passes = Passes(network, source, mixed, check_values)
@@ -127,7 +130,8 @@ class Executor:
         late = self.late_parameters()
 
         def loss(part: MicroBatch, features: Tensor) -> Tensor:
-            return meta_loss(features, part.labels, *self._head())
+            of_head = meta_loss(features, part.labels, *self._head())
+            return _with_rest(part, of_head) if self.whole_meta_loss else of_head
 
         gradients, value = self._gradients(batch, loss, list(late.values()))
         return MetaLoss(value, dict(zip(late, gradients, strict=True)))
@@ -140,7 +144,8 @@ class Executor:
         value = torch.zeros((), device=self.network.head.weight.device)
         for part in batch:
             with self.mixed.cast():
-                features, rest = self.network.forward_at(point, part.images, part.labels)
+                labels = part.labels if self.whole_meta_loss else None
+                features, rest = self.network.forward_at(point, part.images, labels)
             loss = meta_loss(features, part.labels, *self.network.head_parameters(point))
             loss = part.share * (1.0 if self.local else part.weight) * (loss if rest is None else loss + rest)
             total = self._add_gradients(total, loss, list(point.values()), retain=False)
@@ -272,7 +277,7 @@ class Executor:
         def loss(part: MicroBatch, features: Tensor) -> Tensor:
             self.passes.count(part, features)
             compute = train_loss(self.source, part.labels, strength, features.detach(), self.label_smoothing)
-            return compute(features, *self._head())
+            return _with_rest(part, compute(features, *self._head()))
 
         return loss
 
@@ -290,8 +295,7 @@ class Executor:
         total: list[Tensor] | None = None
         value = torch.zeros((), device=self.network.head.weight.device)
         for part in batch:
-            loss = _with_rest(part, loss_of(part, self.passes.first(part)))
-            loss = part.share * (1.0 if local else part.weight) * loss
+            loss = part.share * (1.0 if local else part.weight) * loss_of(part, self.passes.first(part))
             total = self._add_gradients(total, loss, parameters)
             value = value + loss.detach()
             if not part.is_whole and part.tape is not None:

@@ -13,13 +13,13 @@ from semaug.isda.sources import CovNet, Source
 from semaug.isda.strength import StrengthOption, make_strength
 from semaug.meta.algorithm import Algorithm1, JointTraining, Order
 from semaug.meta.diagnostics import Metrics
-from semaug.meta.executor import Executor, PseudoUpdate
+from semaug.meta.executor import Executor, MetaLossKind, PseudoUpdate
 from semaug.meta.gradient import Engine
 from semaug.meta.graphs import StepGraphs
 from semaug.meta.optimizers import load_optimizer_state, make_optimizer
 from semaug.meta.precision import MixedPrecision
 from semaug.meta.state import update_from_state, update_to_state
-from semaug.network.network import Network
+from semaug.network.network import FrozenBlocks, Network
 from semaug.util import distributed
 
 
@@ -39,11 +39,13 @@ class LearnableAugmentation:
         meta_optimizer: An optimiser of the source's parameters. Default: SGD with learning rate 0.001, as in the paper.
         strength: ``"auto"``: λ sets itself (:class:`~semaug.AutoStrength`). A number: λ0 of the paper's schedule.
         strength_power: α of that schedule: :meth:`set_progress` sets λ to ``progress^α · λ0``.
-        frozen_blocks: Freeze the stem and the first N blocks in the pseudo update (the paper: 10 for ResNet-50). 0
-            freezes nothing.
-        interval: Run the meta loop every N half steps.
+        frozen_blocks: Freeze the stem and the first N blocks in the pseudo update (the paper: 10 for ResNet-50).
+            ``"stem"`` freezes the stem alone, 0 nothing.
+        interval: Run the meta loop in one of N half steps, in first and second halves of batches in turn.
         order: ``"paper"``, or ``"pipelined"``, which costs less (:mod:`semaug.meta.algorithm`).
         engine: How the meta-gradient is computed: ``"jvp"`` or ``"double_backward"``. Both give the same result.
+        meta_loss: L_meta of a composite model: ``"whole"``, its whole loss, or ``"head"``, the cross-entropy of its
+            head alone, as in the paper. Other models have that loss only.
         detach_real: Stop gradients from Σ into the features in the real update. The authors' code lets them flow.
         label_smoothing: Label smoothing of the training loss, in [0, 1].
         clip_norm: Largest norm of f's gradient, in the pseudo update (over the late parameters, with a constant factor)
@@ -87,10 +89,11 @@ class LearnableAugmentation:
         *,
         strength: StrengthOption = "auto",
         strength_power: float = 1.0,
-        frozen_blocks: int = 0,
+        frozen_blocks: FrozenBlocks = 0,
         interval: int = 1,
         order: Order = "paper",
         engine: Engine = "jvp",
+        meta_loss: MetaLossKind = "whole",
         detach_real: bool = False,
         label_smoothing: float = 0.0,
         clip_norm: float | None = None,
@@ -104,6 +107,7 @@ class LearnableAugmentation:
     ) -> None:
         _check_choice("order", order, Order)
         _check_choice("engine", engine, Engine)
+        _check_choice("meta_loss", meta_loss, MetaLossKind)
         _check_choice("pseudo", pseudo, PseudoUpdate)
         if pseudo == "local" and order == "pipelined":
             raise ValueError("pseudo='local' excludes order='pipelined', where the real update is the pseudo update")
@@ -126,6 +130,7 @@ class LearnableAugmentation:
             optimizer,
             self.meta_optimizer,
             engine=engine,
+            meta_loss=meta_loss,
             pseudo=pseudo,
             label_smoothing=label_smoothing,
             clip_norm=clip_norm,
@@ -267,11 +272,11 @@ class JointAugmentation(LearnableAugmentation):
     _algorithm = JointTraining
 
 
-def _as_network(model: nn.Module | Network, frozen_blocks: int, sync_batch_norm: bool) -> Network:
+def _as_network(model: nn.Module | Network, frozen_blocks: FrozenBlocks, sync_batch_norm: bool) -> Network:
     if not isinstance(model, Network):
         return Network(model, frozen_blocks, sync_batch_norm=sync_batch_norm)
     if frozen_blocks not in (0, model.frozen_blocks):
-        raise ValueError(f"the Network has {model.frozen_blocks} frozen blocks, not {frozen_blocks}")
+        raise ValueError(f"the Network has frozen_blocks={model.frozen_blocks!r}, not {frozen_blocks!r}")
     if sync_batch_norm and not model.sync_batch_norm:
         raise ValueError("the Network normalises over each rank's own images; make it with sync_batch_norm=True")
     return model

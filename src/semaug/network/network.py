@@ -8,7 +8,7 @@ through two views (:mod:`semaug.network.views`): one for ordinary passes, one th
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch._functorch.config
@@ -23,7 +23,10 @@ from semaug.network.split import split_model
 from semaug.network.views import Tape, View
 from semaug.util import distributed
 
-__all__ = ["Composite", "Network", "Tape"]
+__all__ = ["Composite", "FrozenBlocks", "Network", "Tape"]
+
+FrozenBlocks = int | Literal["stem"]
+"""What the pseudo update freezes: nothing (0), the stem alone, or the stem and the first N blocks."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class Network:
     Args:
         model: Any classifier whose logits come from one linear layer or 1×1 convolution. Wrappers of `torch.compile`
             and data parallelism are removed.
-        frozen_blocks: Number of blocks that form the early part, together with the stem; 0 makes everything late.
+        frozen_blocks: Number of blocks that form the early part, together with the stem; ``"stem"`` for the stem alone,
+            which the paper calls n = 0; 0 makes everything late.
         head: Name of the linear layer that makes the logits. Default: timm's classifier, or the last linear layer.
         blocks: Names of the modules to use as blocks, in order. Default: the model's own description (timm), a table
             (torchvision), or the members of the model's sequences and lists.
@@ -80,8 +84,8 @@ class Network:
         sync_batch_norm: Whether BatchNorm normalises by the images of all ranks.
 
     Raises:
-        ValueError: The model has no single linear head, `frozen_blocks` is out of range, or `compile` is combined with
-            `composite` or `sync_batch_norm`.
+        ValueError: The model has no single linear head, `frozen_blocks` is out of range or the model has no stem to
+            freeze, or `compile` is combined with `composite` or `sync_batch_norm`.
 
     >>> import torch, torchvision
     >>> network = Network(torchvision.models.resnet18(), frozen_blocks=4)
@@ -94,7 +98,7 @@ class Network:
     def __init__(
         self,
         model: nn.Module,
-        frozen_blocks: int = 0,
+        frozen_blocks: FrozenBlocks = 0,
         head: str | None = None,
         blocks: list[str] | None = None,
         compile: str | None = None,
@@ -113,13 +117,16 @@ class Network:
         self.head_name, self.head = find_head(self.model, head)
         self.blocks = find_blocks(self.model, self.head_name, blocks)
         places = [place for place, block in enumerate(self.blocks) if block.name != "stem"]
-        if not 0 <= frozen_blocks <= len(places):
+        count = 0 if frozen_blocks == "stem" else frozen_blocks
+        if not isinstance(count, int) or not 0 <= count <= len(places):
             raise ValueError(
                 f"frozen_blocks must be in 0 … {len(places)}, the number of blocks of {type(self.model).__name__}, "
-                f"not {frozen_blocks}"
+                f"or 'stem', not {frozen_blocks}"
             )
         self.frozen_blocks = frozen_blocks
-        early = self.blocks[: [*places, None][frozen_blocks]] if frozen_blocks else []
+        early = self.blocks[: [*places, None][count]] if frozen_blocks else []
+        if frozen_blocks == "stem" and not early:
+            raise ValueError(f"frozen_blocks='stem': nothing comes before the blocks of {type(self.model).__name__}")
         self._early_parameters = {name for block in early for name in block.parameters}
         self._pools = any(isinstance(module, nn.MaxPool2d) for module in self.model.modules())
         self._backend = compile
@@ -210,13 +217,16 @@ class Network:
         Args:
             parameters: Values of late parameters, by name; the others are the model's own.
             images: Batch (N, …).
-            labels: Labels of the batch, for the rest of a composite model's loss.
+            labels: Labels of the batch, for the rest of a composite model's loss. Without them only as much of the pass
+                is run as the head needs.
 
         Returns:
             Features (N, D), and the rest of a composite model's loss (None for other models or without labels).
         """
         view = self._view(images, tracks=False)
         with view.at(parameters), self._batch_norm(), _short_indices() if self._pools else nullcontext():
+            if labels is None:
+                return self._checked(self._run_head(view.root, images), images), None
             return self._run(view, images, labels)
 
     def replay(self, parameters: Mapping[str, Tensor], tape: Tape) -> Tensor:

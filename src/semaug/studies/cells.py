@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from semaug.network.network import FrozenBlocks
 from semaug.training.methods import METHODS
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ class Cell:
     power: float = 1.0  # α, the exponent with which λ grows
     width: int | None = None  # of CovNet, for features of 2048 dimensions; None for a quarter of them
     depth: int = 1  # of CovNet
-    frozen: int | None = None  # blocks; None for the network's own number
+    frozen: FrozenBlocks | None = None  # None for the network's own number of blocks
     rate: float | None = None  # CovNet's learning rate as a share of the network's; None for the paper's fixed rate
+    momentum: float = 0.0  # of CovNet's SGD
     small_model: str = ""  # the stand-in at small scale, if it is not the network's usual one
 
     @property

@@ -63,6 +63,8 @@ def line_charts(section: Section, setup: Setup) -> list[LineChart]:
         made.append(_accuracy_sweep(section, setup))
     if section.extra.get("times"):
         made.append(_time_sweep(section, setup))
+    if section.extra.get("gap"):
+        made.append(_gap_chart(section.extra["gap"]))
     if section.experiment.kind == "theorem" and section.extra:
         made += _theorem_charts(section.extra)
     if section.experiment.curves:
@@ -113,7 +115,7 @@ def _shares(percentages: Sequence[float | None]) -> list[float | None]:
 
 def _time_sweep(section: Section, setup: Setup) -> LineChart:
     rows: list[dict[str, Any]] = section.extra["times"]
-    settings = [str(row["frozen"]) for row in rows]
+    settings = [row["frozen"] for row in rows]
     places = list(range(len(rows)))
     lines = []
     for slot, (name, label) in enumerate((("jvp", "jvp"), ("double_backward", "double backward"))):
@@ -125,6 +127,15 @@ def _time_sweep(section: Section, setup: Setup) -> LineChart:
         lines.append(Series("the paper", 1, relative, places, hollow=True))
     caption = "Time of a step of the meta loop relative to plain training, with ± half the interquartile range"
     return LineChart("Relative time per step", caption, lines, "frozen blocks", settings)
+
+
+def _gap_chart(curves: dict[str, dict[str, Any]]) -> LineChart:
+    caption = "ISDA loss minus the loss of M draws for each sample, with ± the standard deviation over repetitions"
+    series = [
+        Series(name, i, curve["mean"], curve["draws"], curve["spread"])
+        for i, (name, curve) in enumerate(curves.items())
+    ]
+    return LineChart("Gap of the bound", caption, series, "M", log_x=True)
 
 
 def _theorem_charts(extra: dict[str, Any]) -> list[LineChart]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from semaug.data.readers import KNOWN
 from semaug.isda.strength import StrengthOption
+from semaug.network.network import FrozenBlocks
 from semaug.studies.scales import stem
 from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, required
@@ -107,7 +108,7 @@ class CompareConfig:
     strength: tuple[StrengthOption, ...] = ("auto",)
     seeds: tuple[int, ...] = (0, 1, 2)
     weights: Mapping[str, Path] = field(default_factory=dict)
-    frozen_blocks: Mapping[str, int] = field(default_factory=dict)
+    frozen_blocks: Mapping[str, FrozenBlocks] = field(default_factory=dict)
     jobs: int | None = None
     output: Path = Path("runs/compare")
     training: TrainConfig = field(default_factory=TrainConfig)

@@ -160,14 +160,25 @@ def method_of(cell: Cell) -> str:
 def _full(cell: Cell, setup: Setup) -> TrainConfig:
     spec, imagenet = NETWORKS[cell.network], cell.dataset == "imagenet"
     config = TrainConfig(cell.dataset, setup.data, model=spec.model, method=method_of(cell), pretrained=not imagenet)
-    if spec.composite:  # apart from λ0, the defaults of its methods are the paper's settings
-        return replace(config, augmentation=METHODS[cell.method].relevant(Augmentation(strength=cell.strength)))
+    if spec.composite:  # P2P-Net's release; epochs and weight decay are the defaults of its methods
+        return replace(
+            config,
+            resize=550,
+            padding=8,
+            normalize="half",
+            batch_size=16,
+            lr=0.002,
+            warmup_epochs=0.0,
+            lr_decay="epoch",
+            augmentation=METHODS[config.method].relevant(Augmentation(strength=cell.strength, meta_loss="head")),
+        )
     augmentation = Augmentation(
         strength=cell.strength,
         strength_power=cell.power,
         width=cell.width,
         depth=cell.depth,
         meta_lr=(0.0005 if imagenet else 0.001) if cell.rate is None else cell.rate * 0.03,
+        meta_momentum=cell.momentum,
         frozen_blocks=(0 if imagenet else spec.frozen) if cell.frozen is None else cell.frozen,
         interval=100 if imagenet else 1,
     )
@@ -177,13 +188,15 @@ def _full(cell: Cell, setup: Setup) -> TrainConfig:
         resize=256 if imagenet else 600,
         crop=224 if imagenet else 448,
         shape="aspect" if imagenet else "squash",
+        crop_scale=0.08 if imagenet else None,
         batch_size=256 if imagenet else 64,
         optimizer="sgd",
         lr=0.1 if imagenet else 0.03,
         weight_decay=1e-4 if imagenet else 0.0,
+        warmup_epochs=0.0 if imagenet else 5.0,
         images_on="stream" if imagenet else None,  # 250 GB decoded
         workers=max(2, (os.cpu_count() or 2) // max(1, torch.cuda.device_count())) if imagenet else 2,
-        augmentation=METHODS[cell.method].relevant(augmentation),
+        augmentation=METHODS[method_of(cell)].relevant(augmentation),
     )
 
 
@@ -198,7 +211,9 @@ def _small(cell: Cell, setup: Setup) -> TrainConfig:
         width=None if cell.width is None else cell.width * _SMALL_FEATURES // PAPER_FEATURES,
         depth=cell.depth,
         meta_lr=0.001 if cell.rate is None else cell.rate * lr,
+        meta_momentum=cell.momentum,
         frozen_blocks=own if cell.frozen is None else cell.frozen,
+        meta_loss="head",
     )
     return TrainConfig(
         data=str((setup.data or _world_folder(setup.output, cell.dataset)).resolve()),
@@ -214,7 +229,7 @@ def _small(cell: Cell, setup: Setup) -> TrainConfig:
         weight_decay=0.05,
         workers=0,
         cache=None,
-        augmentation=METHODS[cell.method].relevant(augmentation),
+        augmentation=METHODS[method_of(cell)].relevant(augmentation),
     )
 
 

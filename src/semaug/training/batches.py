@@ -103,7 +103,7 @@ class _Plan:
     indices: Tensor  # of its images in the training split
     rows: Tensor  # of the batch, that this rank trains on
     needed: Tensor  # rows that it loads: where images are mixed, those with their partners
-    corners: Tensor  # of the crops
+    boxes: Tensor  # of the crops
     flipped: Tensor
     seed: int  # of further transforms
     generator: Tensor  # its state after these draws
@@ -166,14 +166,14 @@ class Batches:
             total = len(indices)
             rows = distributed.shard(torch.arange(total))
             needed = rows if self._transforms.on_batch is None else torch.cat(_with_partners(rows, total))
-            corners, flipped = self._preprocessing.draw_crops(total, generator)
+            boxes, flipped = self._preprocessing.draw_crops(total, generator)
             seed = 0 if self._transforms.is_plain else int(torch.randint(2**62, (), generator=generator))
-            yield _Plan(indices, rows, needed, corners, flipped, seed, generator.get_state())
+            yield _Plan(indices, rows, needed, boxes, flipped, seed, generator.get_state())
 
     def _inputs(self, plan: _Plan, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Images and labels of this rank's rows."""
         transforms, total, needed = self._transforms, len(plan.indices), plan.needed
-        crops = self._preprocessing.cropped(pixels, plan.corners[:, needed], plan.flipped[needed])
+        crops = self._preprocessing.cropped(pixels, plan.boxes[:, needed], plan.flipped[needed])
         labels = self._labels[to_device(plan.indices[needed], self._labels.device)]
         with _seeded(plan.seed):
             if transforms.on_crops is not None:

@@ -18,7 +18,7 @@ from semaug.isda.strength import StrengthOption
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
 from semaug.meta.mixing import DominantClassCovariance, ManifoldMixup, SnapMix
 from semaug.meta.optimizers import make_optimizer
-from semaug.network.network import Network
+from semaug.network.network import FrozenBlocks, Network
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,21 @@ class Augmentation:
     """Learning rate of CovNet."""
     meta_optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimiser of CovNet."""
+    meta_momentum: float = 0.0
+    """Momentum of CovNet's sgd."""
     order: Literal["paper", "pipelined"] = "paper"
     """Order of the updates: the paper's, or the pipelined one, which costs less."""
     engine: Literal["jvp", "double_backward"] = "jvp"
     """How the meta-gradient is computed. Both engines give the same result; jvp is faster."""
-    frozen_blocks: int = 0
-    """Freeze the stem and the first N blocks in the pseudo update (the paper: 10 for ResNet-50)."""
+    meta_loss: Literal["whole", "head"] = "whole"
+    """On P2P-Net: whether the meta loss is the whole loss, or the cross-entropy of its final classifier (head), as in
+    the paper."""
+    frozen_blocks: FrozenBlocks = 0
+    """Freeze the stem and the first N blocks in the pseudo update (the paper: 10 for ResNet-50); stem freezes the stem
+    alone, 0 nothing."""
     interval: int | None = None
-    """Run the meta loop every N half steps. Default: 1; 10 on P2P-Net, as in the paper."""
+    """Run the meta loop in one of N half steps, the iterations of the paper; a batch has two. Default: 1; 10 on
+    P2P-Net, as in the paper."""
     detach_real: bool = False
     """Stop gradients from Σ into the features in the real update."""
     pseudo: Literal["global", "local"] = "global"
@@ -134,8 +141,11 @@ def _covnet(settings: Augmentation, num_classes: int, feature_dim: int) -> Sourc
 
 
 _STRENGTH = ("strength", "strength_power")
-_COVNET = (*_STRENGTH, "width", "depth", "fixed_trace", "activation", "meta_lr", "meta_optimizer", "detach_real")
-_META = tuple(setting.name for setting in fields(Augmentation) if setting.name not in ("constant", "covariance"))
+_COVNET = (*_STRENGTH, "width", "depth", "fixed_trace", "activation", "meta_lr", "meta_optimizer", "meta_momentum",
+           "detach_real")  # fmt: skip
+_META = tuple(
+    setting.name for setting in fields(Augmentation) if setting.name not in ("constant", "covariance", "meta_loss")
+)
 
 _BASE_METHODS = (
     Method("basic", "basic", "crop and flip, cross-entropy"),
@@ -167,6 +177,7 @@ def _on_p2p(base: Method) -> Method:
         summary=f"P2P-Net on the network; {base.summary}",
         composite="p2p",
         base=base.name,
+        options=(*base.options, "meta_loss") if base.learns else base.options,
         defaults={"interval": 10, "epochs": 300, "lr": 0.002, "weight_decay": 5e-4},
         width_divisor=2,
     )
@@ -261,10 +272,12 @@ def make_learner(
     learned = list(source.parameters())
     meta_optimizer: Optimizer | None = None
     if learned:
-        kind = SGD if settings.meta_optimizer == "sgd" else Adam
-        groups = [{"params": learned, "lr": settings.meta_lr}]
-        meta_optimizer = make_optimizer(kind, groups, capturable=options.get("scaler") is None)
-    passed_on = ("strength_power", "interval", "order", "engine", "detach_real", "pseudo")
+        adam, groups = settings.meta_optimizer == "adam", [{"params": learned, "lr": settings.meta_lr}]
+        if adam and settings.meta_momentum:
+            raise ValueError("meta_momentum is for meta_optimizer sgd; adam has momentum of its own")
+        own = {} if adam else {"momentum": settings.meta_momentum}
+        meta_optimizer = make_optimizer(Adam if adam else SGD, groups, options.get("scaler") is None, **own)
+    passed_on = ("strength_power", "interval", "order", "engine", "meta_loss", "detach_real", "pseudo")
     return row.learner(
         network,
         optimizer,

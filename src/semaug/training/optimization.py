@@ -47,13 +47,14 @@ def build_network(config: TrainConfig, classes: int, device: torch.device, progr
     return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
 
 
-def cosine_schedule(epoch: float, epochs: int, warmup_epochs: float) -> float:
+def cosine_schedule(epoch: float, epochs: int, warmup_epochs: float, lr_decay: str = "step") -> float:
     """Factor of the learning rate: linear warm-up, then cosine decay to zero.
 
     Args:
         epoch: Epochs since the start, with a fraction.
         epochs: Epochs in all.
         warmup_epochs: Length of the warm-up; at most a tenth of training counts.
+        lr_decay: ``"step"``, or ``"epoch"`` for a cosine that is constant within an epoch.
 
     Returns:
         The factor, from 0 to 1.
@@ -61,6 +62,8 @@ def cosine_schedule(epoch: float, epochs: int, warmup_epochs: float) -> float:
     warmup = min(warmup_epochs, epochs / 10)
     if epoch < warmup:
         return (epoch + 1e-3) / warmup
+    if lr_decay == "epoch":
+        epoch = max(math.floor(epoch), warmup)
     return 0.5 * (1 + math.cos(math.pi * (epoch - warmup) / (epochs - warmup)))
 
 
@@ -111,7 +114,7 @@ class Optimization:
 
     def set_learning_rates(self, epoch: float) -> float:
         """Set the learning rates for a time in epochs; returns that of the network."""
-        factor = cosine_schedule(epoch, required(self.config.epochs), self.config.warmup_epochs)
+        factor = cosine_schedule(epoch, required(self.config.epochs), self.config.warmup_epochs, self.config.lr_decay)
         for group in self.optimizer.param_groups:
             set_learning_rate(group, group["initial_lr"] * factor)
         for group in self.learner.meta_optimizer.param_groups if self.learner.meta_optimizer is not None else ():

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from semaug.data.images import Preprocessing
+from semaug.data.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from semaug.training.methods import METHODS, Augmentation, MethodName
 from semaug.util.errors import SettingError
 
@@ -62,6 +62,13 @@ class TrainConfig:
     """Side in pixels of the crop. Default: 448; 88 on the embedded birds."""
     shape: Literal["squash", "aspect"] = "squash"
     """How images become square: squash resizes both sides, as in the paper; aspect takes the central square."""
+    crop_scale: float | None = None
+    """Train on crops of random size, resized to `crop`, with at least this share of the image's area. For training from
+    scratch (ImageNet: 0.08). Default: crops of a fixed size."""
+    padding: int = 0
+    """Width in pixels of a black border around training images, before the crop (P2P-Net: 8)."""
+    normalize: Literal["imagenet", "half"] = "imagenet"
+    """Mean and deviation by which pixels are normalised: those of ImageNet, or 0.5 (half), as in P2P-Net."""
 
     batch_size: int | None = None
     """Images per update over all processes; a loaded batch has two such halves. Default: 64; 16 on the birds."""
@@ -79,6 +86,8 @@ class TrainConfig:
     """Weight decay of the network. Default: 0 for sgd, 0.05 for adamw; 0.0005 for P2P-Net."""
     warmup_epochs: float = 5.0
     """Epochs over which the learning rate grows from zero; at most a tenth of all epochs."""
+    lr_decay: Literal["step", "epoch"] = "step"
+    """Whether the learning rate falls with every step, or once an epoch, as in P2P-Net."""
     label_smoothing: float = 0.0
     """Share of the label that is spread over all classes."""
     clip_norm: float | None = None
@@ -175,7 +184,10 @@ class TrainConfig:
     @property
     def preprocessing(self) -> Preprocessing:
         """How images are prepared."""
-        return Preprocessing(required(self.resize), required(self.crop), self.shape)
+        half = (0.5, 0.5, 0.5)
+        mean, std = (half, half) if self.normalize == "half" else (IMAGENET_MEAN, IMAGENET_STD)
+        sizes = required(self.resize), required(self.crop)
+        return Preprocessing(*sizes, self.shape, mean, std, self.padding, self.crop_scale)
 
     @property
     def autocast(self) -> torch.dtype | None:

@@ -9,11 +9,12 @@ from typing import Any, Literal
 import torch
 
 from semaug.meta.gradient import Engine
+from semaug.network.network import FrozenBlocks
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import SettingError
 
 INTERVAL = 10  # half steps between two meta updates, in the variants that skip some
-STEPS = INTERVAL // 2  # steps in a turn: one whole cycle of those variants
+STEPS = INTERVAL // 2  # steps in a turn: one meta update of those variants
 LEAST_REPETITIONS = 3
 SLOW_STEP = 1.0  # seconds: a variant with slower steps takes turns of one step
 SLOW_SHARE = 0.1  # of `seconds`: a variant with slower steps takes one turn only
@@ -63,9 +64,9 @@ class BenchConfig:
     """Images per half batch; a step uses two halves. Default: 64 on a GPU, 8 on a CPU."""
     classes: int = 200
     """Number of classes."""
-    frozen_blocks: int | None = None
-    """Freeze the stem and the first N blocks in the pseudo update. Default: 10 for resnet50, as in the paper; 5 for
-    resnet18; 0 for other models."""
+    frozen_blocks: FrozenBlocks | None = None
+    """Freeze the stem and the first N blocks in the pseudo update; stem freezes the stem alone, 0 nothing. Default: 10
+    for resnet50, as in the paper; 5 for resnet18; 0 for other models."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
     """Precision of the backbone. Default: bf16 on a GPU, fp32 on a CPU."""
     compile: bool = False
@@ -128,8 +129,9 @@ class BenchConfig:
     def _check(self) -> None:
         least = {"pixels": 1, "half": 2, "classes": 2, "frozen_blocks": 0, "repetitions": LEAST_REPETITIONS}
         for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise SettingError(f"`{name}` must be at least {smallest}, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value != "stem" and value < smallest:
+                raise SettingError(f"`{name}` must be at least {smallest}, not {value}")
         if not (math.isfinite(required(self.seconds)) and required(self.seconds) > 0):
             raise SettingError(f"`seconds` must be a positive number, not {self.seconds:g}")
         if PLAIN in self.skip:
@@ -162,8 +164,15 @@ class BenchConfig:
         network = f"P2P-Net on {self.model}" if self.p2p else self.model
         parts = [
             f"{network}, {self.pixels} px, {self.half} + {self.half} images, {self.classes} classes",
-            f"{self.frozen_blocks or 'no'} block{'s' if self.frozen_blocks != 1 else ''} frozen, {self.precision}",
+            f"{frozen_text(required(self.frozen_blocks))}, {self.precision}",
         ]
         parts += ["compiled"] * self.compile + ["cuDNN searched"] * self.cudnn_search
         parts += ["CUDA graphs"] * self.graphed
         return ", ".join(parts)
+
+
+def frozen_text(blocks: FrozenBlocks) -> str:
+    """Say what is frozen in the pseudo update: "10 blocks frozen", for example."""
+    if blocks == "stem":
+        return "stem frozen"
+    return f"{blocks or 'no'} block{'s' if blocks != 1 else ''} frozen"

@@ -265,7 +265,7 @@ def _warm_up(config: BenchConfig, name: str, step: _Step, images: Tensor, labels
     seconds = min(_turn(step, images, labels, 1)[0] for _ in range(2))
     single = VARIANTS[name].overrides.get("interval", 1) == 1
     steps = 1 if single and seconds > settings.SLOW_STEP else STEPS
-    # Before a kind of step is captured, some run as they are; with an interval, a kind comes once in a cycle.
+    # Before a kind of step is captured, some run as they are; with an interval, a kind comes once in two turns.
     count = (WARM_UP + 2) * (1 if single else STEPS) if config.graphed else steps - 1
     held = _allocated(images.device)
     peak = _turn(step, images, labels, count)[1] if count else None

@@ -1,9 +1,9 @@
 """Table "ImageNet": basic, ISDA and learnable with ResNet-50 and ResNeXt-50 (32x4d), from scratch.
 
-**Settings of the paper.** 120 epochs, momentum 0.9, weight decay 1e-4, λ0 = 7.5, CovNet's learning rate 0.0005, a meta
-update every 100 half steps. The paper does not state the others; used here: learning rate 0.1, 256 images per update,
-images of 256 px (the shorter side), crops of 224. Our training crops have a fixed size, whereas ImageNet is usually
-trained with crops of random size: expect results below the paper's for every method.
+**Settings of the paper.** Those of ISDA: 120 epochs, momentum 0.9, weight decay 1e-4, λ0 = 7.5; CovNet's learning rate
+0.0005, a meta update every 100 half steps. The paper does not state the others; used here: learning rate 0.1 without
+warm-up, 256 images per update, crops of random size (at least 0.08 of the area) resized to 224 px. They are cut from
+the middle square at 256 px, not from the original image.
 
 **The paper's results**, top-1 in %: ResNet-50 basic 76.4, ISDA 76.7, learnable 77.4; ResNeXt-50 77.5, 78.1, 78.7.
 

@@ -1,7 +1,10 @@
 """Table "state of the art": published results on CUB-200-2011, and the method combined with P2P-Net.
 
 **Settings of the paper.** P2P-Net (ResNet-50) as in its own paper; λ0 = 5, CovNet of hidden width D/2, a meta update
-every ten half steps, on the loss of the final (concatenated) classifier only.
+every ten half steps, on the loss of the final (concatenated) classifier only, which is also the meta loss. P2P-Net's
+release: images of 550 px with a black border of 8, crops of 448, mean and deviation 0.5; SGD 0.002 at 16 images, a
+tenth of it for the backbone, no warm-up, cosine by epochs. (There the last epoch has the full rate again, since the
+epoch is counted modulo 300; here it has not.)
 
 **The paper's results**, top-1 in %: P2P-Net 90.2, with ISDA 90.4, with learnable augmentation 91.0. The published
 results of 17 other methods are in `published.json`, with the base model and the entry of the paper's bibliography.
