@@ -250,3 +250,21 @@ def test_images_and_schedule_of_p2p_nets_release(photos: Path, tmp_path: Path, m
     assert rates == pytest.approx([0.02] * 3 + [0.015] * 3 + [0.005] * 3)  # cosine at 0, 1/3 and 2/3 of training
     assert max(size for _, size in seen) == 1.0  # −1 is black
     assert load_classifier(run).preprocessing.mean == (0.5, 0.5, 0.5)
+
+
+def test_select_last_trains_on_all_images_and_evaluates_the_last_epoch_on_the_test_split(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(quick_config(photos, tmp_path / "run", select="last"))
+    said = capsys.readouterr().err
+    assert "24 train, 12 val, 12 test" in said
+    assert "(epoch 3, the last)" in said
+    rows = read_metrics(run)
+    assert ["val_top1" in row for row in rows] == [False, False, True]
+    result = read_json(run / "evaluation.json")
+    assert (result["split"], result["best_epoch"], result["count"]) == ("test", 3, 12)
+    assert result["top1"] == pytest.approx(rows[2]["val_top1"], abs=1e-6)
+    with pytest.raises(SettingError, match="`patience` needs a validation split"):
+        quick_config(photos, tmp_path / "other", select="last", patience=2).resolve()
+    with pytest.raises(SettingError, match="has no test split, which `select` last needs"):
+        train(quick_config(photos / "train", tmp_path / "other", select="last"))

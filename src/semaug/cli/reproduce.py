@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 
 from semaug.cli.common import Command, command_line, with_flags
+from semaug.training.settings import Select
 from semaug.util.errors import TrainingError
 
 
@@ -45,8 +46,10 @@ class Reproduce(Command):
     """Number of runs at a time. Default: one for each GPU; without a GPU, at small scale one for each core."""
     epochs: int | None = None
     """Epochs of every run. Default: the scale's own number."""
-    select: Literal["val", "test"] = "val"
-    """The split that chooses the best epoch. "test", as in much published code, gives accuracies that are too high."""
+    select: Select | None = None
+    """Which epoch is kept: the best on a validation split (val), the last one after training on all training images
+    (last), or the best on the test split (test), as in much published code, whose accuracies are too high. Default:
+    last at full scale, val at small scale."""
     device: str | None = None
     """Where to train. Default: cuda if available, else cpu."""
 
@@ -60,7 +63,8 @@ class Reproduce(Command):
             width = max(map(len, lines))
             print("\n".join(f"{name:{width}}  {line}" for name, line in lines.items()))
             return
-        setup = Setup(self.scale, self.output, self.data, self.epochs, self.select, self.device)
+        select = self.select or ("last" if self.scale == "full" else "val")
+        setup = Setup(self.scale, self.output, self.data, self.epochs, select, self.device)
         choice = Choice(self.dataset, self.network, self.method, self.seeds)
         result = reproduce(self.names, setup, choice, self.jobs, self._command)
         console = Console(highlight=False)

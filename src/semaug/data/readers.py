@@ -79,7 +79,8 @@ def training_splits(
 
     Args:
         data: The data set.
-        select: Where the best epoch is chosen: "val", or "test" (then "val" is the test split).
+        select: How the epoch to keep is chosen: "val", "test" or "last". Unless it is chosen on "val", all training
+            images are trained on, and "val" is the test split.
         val_per_class: Validation images of each class, if the data set has no validation split.
         val_fraction: Their share of the training images instead, if `val_per_class` is None.
         seed: Seed of their choice.
@@ -88,12 +89,12 @@ def training_splits(
         "train", "val" and, if the data set has one, "test".
 
     Raises:
-        SettingError: There is no test split to select on, or a number is out of range.
+        SettingError: There is no test split where `select` needs one, or a number is out of range.
     """
     splits = dict(data.splits)
-    if select == "test":
+    if select != "val":
         if "test" not in splits:
-            raise SettingError(f"{data.name} has no test split to select on")
+            raise SettingError(f"{data.name} has no test split, which `select` {select} needs")
         return {"train": splits["train"], "val": splits["test"], "test": splits["test"]}
     if "val" not in splits:
         splits["train"], splits["val"] = split_validation(splits["train"], val_per_class, val_fraction, seed)

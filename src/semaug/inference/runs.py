@@ -45,7 +45,7 @@ class _Settings(TypedDict, total=False):
     method: str
     epochs: int
     seed: int
-    select: Literal["val", "test"]
+    select: Literal["val", "last", "test"]
     val_per_class: int | None
     val_fraction: float
     on_bad_image: Literal["stop", "skip"]

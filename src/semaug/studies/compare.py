@@ -121,15 +121,20 @@ class Comparison:
     def notes(self) -> list[str]:
         """What a reader of the table must know."""
         config, split = self.config, self.split
-        which = "test" if config.training.select == "test" else "validation"
+        select = config.training.select
+        which = "validation" if select == "val" else "test"
         size = f"{split.images} {which} images (one image is {100 / split.images:.2g} points)"
         lines = [
             f"Differences are to {self.results[0].arm.title} on the same network, in points, over the seeds that both "
             "have, ± the standard error of their mean. p is that of a two-sided paired t test, from three seeds on.",
-            f"Top-1 is that of the best epoch on the {size}, which also chose the epoch.",
+            f"Top-1 is that of the last epoch on the {size}."
+            if select == "last"
+            else f"Top-1 is that of the best epoch on the {size}, which also chose the epoch.",
         ]
-        if which == "test":
+        if select == "test":
             lines.append("The accuracies are therefore too high.")
+        elif select == "last":
+            lines.append("If you choose the best method by this table, its accuracy is slightly too high.")
         elif split.drawn:
             lines.append("Each seed draws its own validation images; all methods of a seed share them.")
         else:

@@ -91,6 +91,8 @@ class Reproduction:
             lines.append(f"Every run has {setup.epochs} epoch{several} instead of the scale's own number.")
         if setup.select == "test":
             lines.append("The best epoch was chosen on the test split, as in published code: accuracies are too high.")
+        elif setup.select == "last":
+            lines.append("All training images were trained on. The last epoch was evaluated, once, on the test split.")
         else:
             lines.append("The best epoch was chosen on a validation split. The test split was used once.")
         return lines

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from PIL import Image
@@ -20,7 +20,7 @@ from semaug.data.birds import VERSION, Birds
 from semaug.data.readers import KNOWN
 from semaug.studies.cells import DATASETS, PAPER_FEATURES, Cell, ScaleName
 from semaug.training.methods import METHODS, Augmentation, method_on
-from semaug.training.settings import TrainConfig, identifying
+from semaug.training.settings import Select, TrainConfig, identifying
 from semaug.util.files import write_json
 
 
@@ -87,7 +87,7 @@ class Setup:
         output: Folder of the runs and the report.
         data: Folder of the paper's data sets; at small scale, a folder of images to use instead of the drawn birds.
         epochs: Epochs of every run; None for the scale's own number.
-        select: The split that chooses the best epoch.
+        select: How the epoch to keep is chosen.
         device: Where to train; None for cuda if available.
     """
 
@@ -95,7 +95,7 @@ class Setup:
     output: Path
     data: Path | None = None
     epochs: int | None = None
-    select: Literal["val", "test"] = "val"
+    select: Select = "val"
     device: str | None = None
 
     @property

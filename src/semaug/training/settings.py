@@ -15,6 +15,10 @@ from semaug.util.errors import SettingError
 Value = TypeVar("Value")
 
 
+Select = Literal["val", "last", "test"]
+"""How the epoch to keep is chosen."""
+
+
 def required(value: Value | None) -> Value:
     """Return a setting that :meth:`TrainConfig.resolve` has set."""
     assert value is not None
@@ -105,9 +109,10 @@ class TrainConfig:
     """Share of the training images to validate on, if the data set has no validation split."""
     val_per_class: int | None = None
     """Validate on this many training images of each class instead."""
-    select: Literal["val", "test"] = "val"
-    """Split on which the best epoch is chosen. "test" trains on all images and chooses on the test split, as much
-    published code does; its accuracy is too high, and comparable with such results only."""
+    select: Select = "val"
+    """Which epoch is kept: the best on a validation split (val), or the last one. "last" trains on all training images
+    and evaluates once, on the test split; use it for a figure to publish. "test" chooses the best epoch on the test
+    split, as much published code does; its accuracy is too high, and comparable with such results only."""
 
     device: str | None = _free(None)
     """Device of the network. Default: cuda if there is one, else cpu."""
@@ -176,6 +181,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
                 raise SettingError(f"`{name}` must lie between 0 and 1, not {value}")
+        if self.select == "last" and self.patience is not None:
+            raise SettingError("`patience` needs a validation split; `select` last has none")
         if self.compile and self.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
             raise SettingError("`compile` needs a C++ compiler on a CPU, and none is installed; train without it")
         if str(self.device).startswith("cuda") and not torch.cuda.is_available():

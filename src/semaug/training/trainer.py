@@ -115,7 +115,10 @@ def _evaluate_best(config: TrainConfig, run: RunDirectory, data: RunData, model:
         write_json(run.folder / "samples.json", sample_pictures(classifier, samples, config.seed))
         tracker.log(epoch, {f"{split}_{name}": value for name, value in result.scores.numbers().items()}, final=True)
         write_json(run.folder / "evaluation.json", {"split": split, "best_epoch": epoch, **result.to_json()})
-    return f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch}, the best on validation)"
+    which = (
+        "the last" if config.select == "last" else f"the best on {'test' if config.select == 'test' else 'validation'}"
+    )
+    return f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch}, {which})"
 
 
 def _write_best(config: TrainConfig, run: RunDirectory, model: nn.Module) -> int | None:
@@ -178,7 +181,7 @@ class Trainer:
         within = self._train_epoch()
         row = {"epoch": epoch, "lr": within.lr, "strength": learner.strength, **within.means()}
         started = time.perf_counter()
-        if epoch % self.config.validate_every == 0 or epoch == self._epochs:
+        if epoch == self._epochs or (epoch % self.config.validate_every == 0 and self.config.select != "last"):
             row |= self._validate()
         row["validation_seconds"] = round(time.perf_counter() - started, 3)
         started = time.perf_counter()
