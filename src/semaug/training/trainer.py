@@ -115,9 +115,7 @@ def _evaluate_best(config: TrainConfig, run: RunDirectory, data: RunData, model:
         write_json(run.folder / "samples.json", sample_pictures(classifier, samples, config.seed))
         tracker.log(epoch, {f"{split}_{name}": value for name, value in result.scores.numbers().items()}, final=True)
         write_json(run.folder / "evaluation.json", {"split": split, "best_epoch": epoch, **result.to_json()})
-    which = (
-        "the last" if config.select == "last" else f"the best on {'test' if config.select == 'test' else 'validation'}"
-    )
+    which = {"last": "the last", "test": "the best on the test split"}.get(config.select, "the best on validation")
     return f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch}, {which})"
 
 
