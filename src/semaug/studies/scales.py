@@ -170,7 +170,7 @@ def _full(cell: Cell, setup: Setup) -> TrainConfig:
             lr=0.002,
             warmup_epochs=0.0,
             lr_decay="epoch",
-            augmentation=METHODS[config.method].relevant(Augmentation(strength=cell.strength, meta_loss="head")),
+            augmentation=METHODS[config.method].relevant(Augmentation(strength=cell.strength)),
         )
     augmentation = Augmentation(
         strength=cell.strength,
@@ -213,7 +213,6 @@ def _small(cell: Cell, setup: Setup) -> TrainConfig:
         meta_lr=0.001 if cell.rate is None else cell.rate * lr,
         meta_momentum=cell.momentum,
         frozen_blocks=own if cell.frozen is None else cell.frozen,
-        meta_loss="head",
     )
     return TrainConfig(
         data=str((setup.data or _world_folder(setup.output, cell.dataset)).resolve()),

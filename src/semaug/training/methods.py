@@ -53,9 +53,9 @@ class Augmentation:
     """Order of the updates: the paper's, or the pipelined one, which costs less."""
     engine: Literal["jvp", "double_backward"] = "jvp"
     """How the meta-gradient is computed. Both engines give the same result; jvp is faster."""
-    meta_loss: Literal["whole", "head"] = "whole"
-    """On P2P-Net: whether the meta loss is the whole loss, or the cross-entropy of its final classifier (head), as in
-    the paper."""
+    meta_loss: Literal["head", "whole"] = "head"
+    """On P2P-Net: the meta loss is the cross-entropy of its final classifier (head), as in the paper, or the whole
+    loss."""
     frozen_blocks: FrozenBlocks = 0
     """Freeze the stem and the first N blocks in the pseudo update (the paper: 10 for ResNet-50); stem freezes the stem
     alone, 0 nothing."""
