@@ -255,8 +255,28 @@ def graphed_steps(cells: dict[Cell, Seeds]) -> list[str]:
     return lines
 
 
+def cost(cells: dict[Cell, Seeds]) -> list[str]:
+    titles = {
+        "ISDA": "isda",
+        "learnable, paper's order": "paper",
+        "learnable, pipelined": "pipelined",
+        "learnable, pipelined, meta loop every tenth half step": "pipelined-interval",
+    }
+    files = [
+        HERE.parents[1] / "benchmarks" / "results" / f"resnet50-{pixels}-h200-second.json" for pixels in (224, 448)
+    ]
+    sizes = [json.loads(file.read_text())["methods"] for file in files]
+    cell = "{ratio:.2f} | {peak_memory:.1f}"
+    return [
+        f"| {title} | "
+        + " | ".join(cell.format(**own[method] | {"peak_memory": own[method]["peak_memory"] / 1e9}) for own in sizes)
+        + " |"
+        for title, method in titles.items()
+    ]
+
+
 TABLES = {
-    "README.md": (readme,),
+    "README.md": (readme, cost),
     "docs/learning-the-covariance.md": (learned_at_10, strengths, learned_at_40, mobilenet),
     "docs/results.md": (eight_methods,),
     "docs/reproduction.md": (claims,),
