@@ -116,6 +116,28 @@ def test_data_check_reports(photos: Path, tmp_path: Path, capsys: pytest.Capture
     assert json.loads((tmp_path / "report.json").read_text())["classes"] == 3
 
 
+@pytest.mark.parametrize("name", ["birds", "cars"])
+def test_a_folder_called_like_a_data_set_is_never_confused_with_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photo_folder(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    for command in (["train", "--data", name], ["data", "check", name], ["compare", "--data", name]):
+        assert main(command) == 2
+        assert f"write ./{name} for the folder" in capsys.readouterr().err
+    succeeds("data", "check", f"./{name}", "--workers", 0)
+    assert f"{name}: 3 classes" in capsys.readouterr().out
+
+
+def test_a_data_set_may_lie_where_the_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photo_folder(tmp_path / "cars")
+    monkeypatch.chdir(tmp_path)
+    succeeds("data", "check", "cars", "--data-root", ".", "--workers", 0)
+    assert "cars: 3 classes" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

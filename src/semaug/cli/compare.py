@@ -77,8 +77,10 @@ class Compare(Command):
     training: _Training = field(default_factory=_Training)
 
     def run(self) -> None:
+        from semaug.data.readers import refuse_ambiguity
         from semaug.studies.compare import compare
 
+        refuse_ambiguity(self.training.data, self.training.data_root)
         comparison = compare(self.config())
         console = Console(highlight=False)
         console.print(comparison.table())

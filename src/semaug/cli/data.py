@@ -24,11 +24,12 @@ class Check(Command):
 
     def run(self) -> None:
         from semaug.data.check import NAMED, check_data
-        from semaug.data.readers import read_data
+        from semaug.data.readers import read_data, refuse_ambiguity
         from semaug.data.shards import damaged_shards, holds_shards
         from semaug.util.files import write_atomically
         from semaug.util.progress import Progress
 
+        refuse_ambiguity(self.data, self.data_root)
         data = read_data(self.data, self.data_root)
         damaged = damaged_shards(Path(self.data)) if holds_shards(Path(self.data)) else []
         with Progress().task("reading images", sum(len(samples) for samples in data.splits.values())) as advance:
@@ -72,10 +73,11 @@ class Shards(Command):
     """Images in each tar file."""
 
     def run(self) -> None:
-        from semaug.data.readers import read_data
+        from semaug.data.readers import read_data, refuse_ambiguity
         from semaug.data.shards import write_shards
         from semaug.util.progress import Progress
 
+        refuse_ambiguity(self.data, self.data_root)
         data = read_data(self.data, self.data_root)
         total = sum(map(len, data.splits.values()))
         with Progress().task("writing shards", total) as advance:

@@ -37,13 +37,15 @@ class Evaluate(Command):
 
     def run(self) -> None:
         from semaug.data.readable import readable_splits
-        from semaug.data.readers import read_data, training_splits
+        from semaug.data.readers import read_data, refuse_ambiguity, training_splits
         from semaug.inference.classifier import open_classifier
         from semaug.inference.evaluation import evaluate
         from semaug.inference.runs import split_settings
         from semaug.util.files import write_json
         from semaug.util.progress import Progress
 
+        if self.data is not None:
+            refuse_ambiguity(self.data, self.data_root)
         classifier = open_classifier(self.model, choose_device(self.device))
         config = classifier.config
         name = self.data or config.get("data")

@@ -20,9 +20,11 @@ class Train(TrainConfig, Command):
     distributed: ClassVar[bool] = True
 
     def run(self) -> None:
+        from semaug.data.readers import refuse_ambiguity
         from semaug.report import write_report
         from semaug.training.trainer import train
 
+        refuse_ambiguity(self.data, self.data_root)
         folder = train(self)
         if distributed.is_rank_zero():
             write_report([folder], folder / "report.html")

@@ -40,8 +40,7 @@ def read_data(
     named = {layout.name: layout for layout in LAYOUTS if layout.folders}
     try:
         if data in named:
-            root = root or Path(os.environ.get("SEMAUG_DATA") or "data")
-            return _read_named(named[data], root, download, progress)
+            return _read_named(named[data], _root(root), download, progress)
         path = Path(os.path.expanduser(data))
         if not data or not os.path.exists(path):
             names = ", ".join(("birds", *named))
@@ -54,6 +53,28 @@ def read_data(
     except OSError as error:
         raise DataError(f"cannot read the data {shown(data)}: {error}") from error
     raise DataError(f"{path} is neither a folder nor a table (.csv, .tsv or .parquet)")
+
+
+def refuse_ambiguity(data: str, root: Path | None = None) -> None:
+    """Stop if what a user typed is the name of a data set and also that of another folder.
+
+    Args:
+        data: Name of a data set, or a path; "./birds" is never a name.
+        root: Folder of the named data sets, as in :func:`read_data`.
+
+    Raises:
+        DataError: A folder with the name of a data set exists.
+    """
+    if (data != "birds" and data not in KNOWN) or not os.path.isdir(data):
+        return
+    places = [_root(root) / folder for folder in KNOWN[data].folders] if data in KNOWN else []
+    if not any(place.is_dir() and place.samefile(data) for place in places):
+        which = "the embedded drawings" if data == "birds" else "a data set"
+        raise DataError(f"{data} is a folder here and the name of {which}; write ./{data} for the folder, or rename it")
+
+
+def _root(root: Path | None) -> Path:
+    return root or Path(os.environ.get("SEMAUG_DATA") or "data")
 
 
 def _read_named(layout: Layout, root: Path, download: bool, progress: ProgressCallback | None) -> DataSet:
