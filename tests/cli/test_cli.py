@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from commands import OPTIONS, semaug
 from photos import photo_folder
@@ -136,6 +138,44 @@ def test_a_data_set_may_lie_where_the_command_runs(
     monkeypatch.chdir(tmp_path)
     succeeds("data", "check", "cars", "--data-root", ".", "--workers", 0)
     assert "cars: 3 classes" in capsys.readouterr().out
+
+
+def test_files_of_other_types_are_counted_in_training_and_in_the_check(tmp_path: Path) -> None:
+    folder = photo_folder(tmp_path / "photos")
+    species = sorted((folder / "train").iterdir())[0]
+    for name in ("a.HEIC", "b.heic", "c.raw", ".hidden", "Thumbs.db"):
+        (species / name).write_bytes(b"something")
+    phrase = "3 files of other types ignored (.heic, .raw); pip install pillow-heif to read .heic"
+    checked = semaug("data", "check", folder, "--workers", 0)
+    assert f"! {phrase}." in checked.stdout
+    assert "no problems found" not in checked.stdout
+    trained = semaug("train", "--data", folder, "--output", tmp_path / "run", "--epochs", 1, *OPTIONS)
+    assert f"\nsemaug: photos: {phrase}\n" in f"\n{trained.stderr}"
+
+
+def test_photos_in_avif_are_read_and_in_heic_where_the_package_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = photo_folder(tmp_path / "photos")
+    for species in (folder / "train").iterdir():
+        first, second, *_ = sorted(species.iterdir())
+        Image.open(first).save(first.with_suffix(".avif"))
+        first.unlink()
+        second.rename(second.with_suffix(".heic"))
+    without = semaug("data", "check", folder, "--workers", 0)
+    assert "train: 21 images of 3 classes" in without.stdout
+    assert "! 3 files of other types ignored (.heic)" in without.stdout
+    package = tmp_path / "packages" / "pillow_heif.py"
+    package.parent.mkdir()
+    package.write_text(
+        "from PIL import Image, PngImagePlugin\n"
+        "def register_heif_opener():\n"
+        "    Image.register_open('HEIF', PngImagePlugin.PngImageFile)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")]))
+    installed = semaug("data", "check", folder, "--workers", 0)
+    assert "train: 24 images of 3 classes" in installed.stdout
+    assert "no problems found" in installed.stdout
 
 
 @pytest.mark.parametrize(

@@ -485,7 +485,10 @@ def test_faults_in_image_folders(tmp_path):
     assert "no folder per class" in refusal(tmp_path)
     (tmp_path / "crow").mkdir()
     put(tmp_path / "crow" / "readme.txt", "")
-    assert "there are no images (bmp gif" in refusal(tmp_path)
+    message = refusal(tmp_path)
+    assert message.startswith("there are no images (")
+    assert "bmp gif jfif jpeg" in message
+    assert message.endswith("1 file of another type ignored (.txt)")
     put_image(tmp_path / "jay" / "1.jpg", 1)
     assert "classes without images: 'crow'" in refusal(tmp_path)
     (tmp_path / "crow" / "broken.jpg").symlink_to(tmp_path / "nowhere")

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+import warnings
 from importlib import import_module
 from typing import Annotated, Any, Union, cast
 
@@ -13,6 +14,7 @@ from semaug import __version__
 from semaug.cli.common import Command, say, with_flags
 from semaug.util import distributed
 from semaug.util.errors import SemaugError, SettingError
+from semaug.util.names import printable
 from semaug.util.signals import Stop
 
 MIN_COLUMNS = 40
@@ -72,6 +74,12 @@ def _prepare_process() -> None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     if shutil.get_terminal_size().columns < MIN_COLUMNS:  # tyro and rich never end in a terminal of four columns
         os.environ["COLUMNS"] = str(MIN_COLUMNS)
+    plain = warnings.formatwarning
+
+    def format_warning(message: Warning | str, *place: Any) -> str:  # ours need no line of source code
+        return f"{printable(message)}\n" if str(message).startswith("semaug: ") else plain(message, *place)
+
+    warnings.formatwarning = format_warning
 
 
 def _run(arguments: list[str]) -> int:

@@ -6,11 +6,11 @@ Annotation files of downloaded data sets are untrusted: whatever they hold, the 
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
-from semaug.data.samples import DataSet, ImageFiles, Samples
+from semaug.data.samples import DataSet, ImageFiles, Samples, ignored_files
 from semaug.util.errors import DataError
 from semaug.util.names import shown, some
 from semaug.util.untrusted import read_bytes
@@ -91,7 +91,15 @@ def leads_out(name: str) -> bool:
     return bool(path.anchor) or ".." in path.parts
 
 
-def data_set(name: str, folder: Path, classes: Sequence[str], splits: Splits, *, listed: bool = True) -> DataSet:
+def data_set(
+    name: str,
+    folder: Path,
+    classes: Sequence[str],
+    splits: Splits,
+    *,
+    listed: bool = True,
+    ignored: Mapping[str, int] | None = None,
+) -> DataSet:
     """Make a data set of image files below a folder.
 
     Args:
@@ -100,6 +108,7 @@ def data_set(name: str, folder: Path, classes: Sequence[str], splits: Splits, *,
         classes: Class names, indexed by label.
         splits: Image files and labels.
         listed: Whether the files come from a list, so that some may be missing.
+        ignored: Number of files of other types, by suffix.
 
     Returns:
         The data set.
@@ -128,10 +137,11 @@ def data_set(name: str, folder: Path, classes: Sequence[str], splits: Splits, *,
             raise DataError(f"{folder} has classes in {split} that are not in train: {names}")
     without = [class_name for label, class_name in enumerate(classes) if label not in trained]
     if without:
-        raise DataError(f"{folder} has classes without images: {some(without)}")
+        others = f"; {ignored_files(ignored)}" if ignored else ""
+        raise DataError(f"{folder} has classes without images: {some(without)}{others}")
     samples: dict[str, Samples] = {}
     for split in ("train", "val", "test"):
         if split in splits:
             images, labels = zip(*splits[split], strict=True)
             samples[split] = ImageFiles(folder, images, labels)
-    return DataSet(name, tuple(classes), samples)
+    return DataSet(name, tuple(classes), samples, ignored or {})

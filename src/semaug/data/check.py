@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from semaug.data.samples import DataSet, Samples, why_unreadable
+from semaug.data.samples import DataSet, Samples, ignored_files, why_unreadable
 from semaug.util.names import printable
 from semaug.util.processes import ordered_map
 from semaug.util.progress import ProgressCallback
@@ -74,6 +74,8 @@ class Report:
     """By split, the classes that have images in another split but not in this one."""
     tiny_classes: dict[str, int]
     """Classes with fewer than TINY_CLASS training images, with their number."""
+    ignored: dict[str, int]
+    """Number of files of other types, by suffix."""
 
     @property
     def problems(self) -> list[str]:
@@ -95,6 +97,8 @@ class Report:
         report(self.duplicates_within, "image", "more than once in a split", _equal)
         few = f"with fewer than {TINY_CLASS} training images"
         report(self.tiny_classes, "class", few, lambda name: f"{printable(name)} ({self.tiny_classes[name]})")
+        if self.ignored:
+            problems.append(f"{ignored_files(self.ignored)}.")
         return problems
 
     def to_json(self) -> str:
@@ -156,6 +160,7 @@ def check_data(data: DataSet, workers: int = 0, progress: ProgressCallback | Non
         tiny_classes={
             data.classes[label]: training[label] for label in sorted(training) if training[label] < TINY_CLASS
         },
+        ignored=dict(data.ignored),
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from semaug.data.annotations import SPLIT_NAMES, Field, Splits, data_set, lines, numbered, pairs
 from semaug.data.downloads import Archive
 from semaug.data.matlab import read_variable
-from semaug.data.samples import IMAGE_SUFFIXES, DataSet
+from semaug.data.samples import IMAGE_SUFFIXES, DataSet, ignored_files
 from semaug.data.shards import holds_shards, read_shards
 from semaug.data.tables import TABLE_SUFFIXES, read_table
 from semaug.util.errors import DataError
@@ -68,14 +68,18 @@ def read_folder(folder: Path, name: str | None = None, roles: dict[str, str] = S
         if parts and len(parts) == len(subfolders):
             raise DataError(f"{folder} needs a folder train with one folder per class inside")
         parts = {"train": folder}
-    images = {split: _images_by_class(part) for split, part in parts.items()}
+    ignored = Counter[str]()
+    images = {split: _images_by_class(part, ignored) for split, part in parts.items()}
     classes = sorted(set().union(*images.values()))
     index = {class_name: label for label, class_name in enumerate(classes)}
     splits = {
         split: [(file, index[class_name]) for class_name, files in by_class.items() for file in files]
         for split, by_class in images.items()
     }
-    return data_set(name or folder.resolve().name, folder, classes, splits, listed=False)
+    return data_set(name or folder.resolve().name, folder, classes, splits, listed=False, ignored=ignored)
+
+
+_CLUTTER = ("thumbs.db", "desktop.ini")  # which file managers write
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -88,30 +92,35 @@ def _subfolders(folder: Path) -> list[Path]:
     return sorted(folders)
 
 
-def _images_by_class(folder: Path) -> dict[str, list[Path]]:
-    by_class = {class_folder.name: _images_below(class_folder) for class_folder in _subfolders(folder)}
+def _images_by_class(folder: Path, ignored: Counter[str]) -> dict[str, list[Path]]:
+    """The images by class; `ignored` is increased by the number of other files by suffix."""
+    by_class = {class_folder.name: _images_below(class_folder, ignored) for class_folder in _subfolders(folder)}
     if not by_class:
         is_empty = next(os.scandir(folder), None) is None
         raise DataError(f"{folder} is empty" if is_empty else f"{folder} has no folder per class with images inside")
     if not any(by_class.values()):
         suffixes = " ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
-        raise DataError(f"there are no images ({suffixes}) in the class folders of {folder}")
+        others = f"; {ignored_files(ignored)}" if ignored else ""
+        raise DataError(f"there are no images ({suffixes}) in the class folders of {folder}{others}")
     return by_class
 
 
-def _images_below(folder: Path) -> list[Path]:
+def _images_below(folder: Path, ignored: Counter[str]) -> list[Path]:
     images, folders = [], [folder]
     while folders:
         current = folders.pop()
         for entry in os.scandir(current):
             if entry.name.startswith("."):
                 continue
+            suffix = os.path.splitext(entry.name)[1].lower()
             if entry.is_dir(follow_symlinks=False):
                 folders.append(current / entry.name)
-            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
+            elif suffix in IMAGE_SUFFIXES:
                 if not entry.is_file(follow_symlinks=False) and not os.path.isfile(entry.path):
                     raise DataError(f"{shown(entry.path)} is not a file or a link to one")
                 images.append(current / _utf8(entry.name))
+            elif entry.name.lower() not in _CLUTTER:
+                ignored[suffix] += 1
     return sorted(images)
 
 

@@ -2,14 +2,16 @@
 
 import hashlib
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
 
 from semaug.data.downloads import fetch
 from semaug.data.layouts import LAYOUTS, Layout
-from semaug.data.samples import DataSet, Samples, embedded_birds, subset
+from semaug.data.samples import DataSet, Samples, embedded_birds, ignored_files, subset
 from semaug.data.shards import holds_shards, read_shards
+from semaug.util import distributed
 from semaug.util.errors import DataError, FileError, SettingError
 from semaug.util.names import shown
 from semaug.util.progress import ProgressCallback
@@ -112,6 +114,8 @@ def training_splits(
     Raises:
         SettingError: There is no test split where `select` needs one, or a number is out of range.
     """
+    if data.ignored and distributed.is_rank_zero():
+        warnings.warn(f"semaug: {data.name}: {ignored_files(data.ignored)}", stacklevel=2)
     splits = dict(data.splits)
     if select != "val":
         if "test" not in splits:

@@ -4,9 +4,11 @@ import hashlib
 import io
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -18,9 +20,14 @@ from semaug.util.errors import DataError, SemaugError
 from semaug.util.names import printable
 from semaug.util.untrusted import open_regular
 
-IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+HEIF_PACKAGE = "pillow_heif"  # makes Pillow read the photos of iPhones, where it is installed
+IMAGE_SUFFIXES = frozenset(
+    (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+    + ((".avif",) if find_spec("PIL._avif") else ())
+    + ((".heic", ".heif") if find_spec(HEIF_PACKAGE) else ())
+)
 """Names of image files end so, in capitals or not; the format is recognised by the content."""
-FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP") + (("HEIF",) if find_spec(HEIF_PACKAGE) else ())
 """Formats that are decoded. Pillow knows more, and would run Ghostscript for one of them (EPS)."""
 MAX_PIXELS = 178_956_970
 """Larger images are refused before they are decoded: Pillow's own limit, which a program may have lifted."""
@@ -53,6 +60,27 @@ class DataSet:
     name: str
     classes: tuple[str, ...]
     splits: dict[str, Samples]
+    ignored: Mapping[str, int] = field(default_factory=dict)  # number of files of other types, by suffix
+
+
+def ignored_files(ignored: Mapping[str, int]) -> str:
+    """A phrase about files that are not images of a known type.
+
+    Args:
+        ignored: Their number by suffix.
+
+    Returns:
+        Such as "3 files of other types ignored (.heic)"; empty if there are none.
+    """
+    if not ignored:
+        return ""
+    suffixes = sorted(ignored, key=lambda suffix: (-ignored[suffix], suffix))
+    types = ", ".join(printable(suffix) or "no suffix" for suffix in suffixes[:5]) + (
+        ", …" if len(suffixes) > 5 else ""
+    )
+    count = sum(ignored.values())
+    hint = "; pip install pillow-heif to read .heic" if {".heic", ".heif"} & set(ignored) else ""
+    return f"{count} {'file of another type' if count == 1 else 'files of other types'} ignored ({types}){hint}"
 
 
 def load_image(path: Path | str) -> Image.Image:
@@ -132,6 +160,8 @@ def _opened(file: BinaryIO, max_pixels: int) -> Image.Image:
 def _formats() -> tuple[str, ...]:
     """The formats that the installed Pillow knows."""
     Image.init()
+    if "HEIF" in FORMATS:
+        import_module(HEIF_PACKAGE).register_heif_opener()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
