@@ -87,6 +87,17 @@ def test_predict_reads_paths_from_standard_input(
     assert [json.loads(line)["path"] for line in capsys.readouterr().out.splitlines()] == [str(file) for file in files]
 
 
+def test_a_missing_file_is_an_error_row_however_it_is_named(photos: Path, run: Path) -> None:
+    files = [str(sorted((photos / "test").rglob("*.png"))[0]), "missing.jpg"]
+    named = semaug("predict", run, *files, "--format", "jsonl")
+    listed = semaug("predict", run, "-", "--format", "jsonl", stdin="\n".join(files))
+    assert (named.returncode, named.stdout) == (listed.returncode, listed.stdout)
+    first, second = map(json.loads, named.stdout.splitlines())
+    assert (named.returncode, first["error"], second["predictions"]) == (0, None, [])
+    assert second["error"] == "cannot read the image missing.jpg: No such file or directory"
+    assert "2 images, 1 could not be read" in named.stderr
+
+
 def test_the_same_command_again_reports_that_the_run_is_complete(
     photos: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

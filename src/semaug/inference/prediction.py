@@ -60,10 +60,10 @@ def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
             (sorted); or ``-``: files and folders from standard input, one per line.
 
     Returns:
-        The files. Those from standard input are not checked: a missing one becomes a failed prediction.
+        The files. A missing one becomes a failed prediction.
 
     Raises:
-        DataError: If an input stands for no image; before any image is read.
+        DataError: If a folder or pattern stands for no image; before any image is read.
 
     Example:
         >>> files = expand(["photos", "more/*.png"])  # doctest: +SKIP
@@ -74,14 +74,16 @@ def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
         if text == "-":
             sources.append(_stdin())
             continue
-        if path.exists():  # before patterns: a file name may contain brackets
-            files = _images(path) if path.is_dir() else iter([path])
+        if path.is_dir():
+            files = _images(path)
+        elif path.exists() or not set("*?[") & set(text):  # before patterns: a file name may contain brackets
+            files = iter([path])
         else:
             files = chain.from_iterable(map(_images, sorted(map(Path, glob.iglob(text, recursive=True)))))
         first = next(files, None)
         if first is None:
             raise DataError(
-                f"there are no images in the folder {text}" if path.is_dir() else f"there is no image {text}"
+                f"there are no images in the folder {text}" if path.is_dir() else f"no image matches {text}"
             )
         sources += [iter([first]), files]
     if not sources:
