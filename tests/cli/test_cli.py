@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -187,6 +188,35 @@ def test_photos_in_avif_are_read_and_in_heic_where_the_package_is_installed(
     installed = semaug("data", "check", folder, "--workers", 0)
     assert "train: 24 images of 3 classes" in installed.stdout
     assert "no problems found" in installed.stdout
+
+
+def test_files_that_a_table_lists_and_that_are_missing_can_be_skipped(photos: Path, tmp_path: Path) -> None:
+    files = sorted((photos / "train").rglob("*.png"))
+    rows = [f"{file};{file.parent.name}" for file in files]
+    rows += [f"gone-{i}.jpg;{files[0].parent.name}" for i in range(2)]
+    (tmp_path / "list.csv").write_text("\n".join(["path;label", *rows]))
+    command = ["train", "--data", "list.csv", "--output", "run", "--epochs", 1, *OPTIONS]
+    stopped = semaug(*command, cwd=tmp_path)
+    assert stopped.returncode == 2
+    assert "2 of 26 images cannot be read" in stopped.stderr
+    assert "gone-0.jpg (No such file or directory)" in stopped.stderr
+    assert "--on-bad-image to skip" in stopped.stderr
+    skipped = semaug(*command, "--on-bad-image", "skip", cwd=tmp_path)
+    assert skipped.returncode == 0, skipped.stderr
+    assert "2 of 26 images cannot be read" in skipped.stderr
+    used = re.search(r"list: 3 classes, (\d+) train, (\d+) val images", skipped.stderr)
+    assert used is not None
+    assert int(used[1]) + int(used[2]) == 24
+    assert "! 2 images are unreadable: train: gone-0.jpg" in semaug("data", "check", "list.csv", cwd=tmp_path).stdout
+
+
+def test_a_message_about_a_table_names_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.csv").write_text("path;label\na.jpg;crow\n")
+    assert main(["data", "check", "list.csv"]) == 2
+    assert "none of the 1 images listed in list.csv exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def data_set(
     *,
     listed: bool = True,
     ignored: Mapping[str, int] | None = None,
+    source: Path | None = None,
 ) -> DataSet:
     """Make a data set of image files below a folder.
 
@@ -109,6 +110,7 @@ def data_set(
         splits: Image files and labels.
         listed: Whether the files come from a list, so that some may be missing.
         ignored: Number of files of other types, by suffix.
+        source: The file or folder that messages name. Default: the folder.
 
     Returns:
         The data set.
@@ -116,29 +118,30 @@ def data_set(
     Raises:
         DataError: Files are missing, a split or class has no images, two classes share a name, or a name is too long.
     """
+    source = source or folder
     files = [file for entries in splits.values() for file, _ in entries]
     absent = [file for file in files if not os.path.isfile(file)] if listed else []
     if absent:
         first = shown(str(absent[0]).removeprefix(f"{folder}{os.sep}"))
-        raise DataError(f"{len(absent)} of the {len(files)} images listed in {folder} are missing, first {first}")
+        raise DataError(f"{len(absent)} of the {len(files)} images listed in {source} are missing, first {first}")
     repeated = [class_name for class_name, count in Counter(classes).items() if count > 1]
     if repeated:
-        raise DataError(f"two classes of {folder} have the same name: {some(repeated)}")
+        raise DataError(f"two classes of {source} have the same name: {some(repeated)}")
     long = [class_name for class_name in classes if len(class_name) > MAX_CLASS_NAME]
     if long:
-        raise DataError(f"names of classes in {folder} have more than {MAX_CLASS_NAME} characters: {some(long)}")
+        raise DataError(f"names of classes in {source} have more than {MAX_CLASS_NAME} characters: {some(long)}")
     trained = {label for _, label in splits["train"]}
     for split, entries in splits.items():
         if not entries:
-            raise DataError(f"{folder} has no images in the split {split}")
+            raise DataError(f"{source} has no images in the split {split}")
         extra = sorted({label for _, label in entries} - trained)
         if extra and trained:
             names = some(classes[label] for label in extra)
-            raise DataError(f"{folder} has classes in {split} that are not in train: {names}")
+            raise DataError(f"{source} has classes in {split} that are not in train: {names}")
     without = [class_name for label, class_name in enumerate(classes) if label not in trained]
     if without:
         others = f"; {ignored_files(ignored)}" if ignored else ""
-        raise DataError(f"{folder} has classes without images: {some(without)}{others}")
+        raise DataError(f"{source} has classes without images: {some(without)}{others}")
     samples: dict[str, Samples] = {}
     for split in ("train", "val", "test"):
         if split in splits:

@@ -21,6 +21,7 @@ _COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "c
 def read_table(path: Path) -> DataSet:
     """Read a data set from a table with the columns path, label and, optionally, split.
 
+    Columns of text are separated by commas, semicolons or tabs. Files may be missing: they count as unreadable images.
     Classes are in alphabetical order, or by value if all are whole numbers. An apostrophe that keeps a spreadsheet from
     reading a name as a formula is not part of it (:mod:`semaug.util.names`).
 
@@ -28,7 +29,7 @@ def read_table(path: Path) -> DataSet:
         path: The file; paths in it are relative to its folder, and may lead out of it.
 
     Raises:
-        DataError: The table is damaged or incomplete, or lists files that are missing.
+        DataError: The table is damaged or incomplete, or none of the files that it lists exists.
         MissingPackageError: Parquet needs pyarrow.
     """
     rows = list(_parquet_rows(path) if path.suffix.lower() == ".parquet" else _csv_rows(path))
@@ -40,10 +41,15 @@ def read_table(path: Path) -> DataSet:
     for place, image, label, split in rows:
         if not image.strip() or not label:
             raise DataError(f"{path} {place}: the image or its label is empty")
+        if "\0" in image:
+            raise DataError(f"{path} {place}: no file can be called {shown(image)}")
         if split.lower() not in SPLIT_NAMES:
             raise DataError(f"{path} {place}: the split {shown(split)} is not one of {', '.join(SPLIT_NAMES)}")
         splits.setdefault(SPLIT_NAMES[split.lower()], []).append((_image(path.parent, image), index[label]))
-    return data_set(path.stem, path.parent, classes, splits)
+    files = [file for entries in splits.values() for file, _ in entries]
+    if files and not any(map(os.path.isfile, files)):
+        raise DataError(f"none of the {len(files)} images listed in {path} exists, first {shown(str(files[0]))}")
+    return data_set(path.stem, path.parent, classes, splits, listed=False, source=path)
 
 
 def _image(folder: Path, cell: str) -> Path:
@@ -67,8 +73,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path} line {line}: this is not UTF-8 text") from error
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(path, text), strict=True)
     try:
         header = next(reader, [])
         columns = [header.index(column) for column in _columns(path, header)]
@@ -81,6 +86,17 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             yield _row(place, [row[column] for column in columns])
     except csv.Error as error:
         raise DataError(f"{path} line {reader.line_num}: {error}") from error
+
+
+def _delimiter(path: Path, text: str) -> str:
+    """The character that separates the columns: the one that splits the first line into the columns that we need."""
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    first = text.split("\n", 1)[0]
+    for delimiter in (usual, ";", "\t", ","):
+        names = {name.strip(' "\r').lower() for name in first.split(delimiter)}
+        if all(names & set(_COLUMNS[role]) for role in ("path", "label")):
+            return delimiter
+    return usual
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
