@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,6 +218,21 @@ def test_a_message_about_a_table_names_the_table(
     (tmp_path / "list.csv").write_text("path;label\na.jpg;crow\n")
     assert main(["data", "check", "list.csv"]) == 2
     assert "none of the 1 images listed in list.csv exists" in capsys.readouterr().err
+
+
+def test_a_strict_check_fails_where_there_is_a_problem(photos: Path, tmp_path: Path) -> None:
+    sound = semaug("data", "check", photos, "--strict", "--workers", 0)
+    assert (sound.returncode, sound.stderr) == (0, "")
+    shutil.copytree(sorted((photos / "train").iterdir())[0], tmp_path / "one" / "crow")
+    sorted((tmp_path / "one" / "crow").iterdir())[0].write_bytes(b"")
+    checked = semaug("data", "check", tmp_path / "one", "--workers", 0)
+    assert checked.returncode == 0
+    assert "one: 1 class\n" in checked.stdout
+    assert "! There is a single class; training needs at least two." in checked.stdout
+    assert "! 1 image is unreadable: train: crow/" in checked.stdout
+    strict = semaug("data", "check", tmp_path / "one", "--workers", 0, "--strict")
+    assert (strict.returncode, strict.stdout) == (2, checked.stdout)
+    assert strict.stderr.strip() == f"semaug: {tmp_path / 'one'} has 2 problems"
 
 
 @pytest.mark.parametrize(

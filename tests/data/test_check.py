@@ -62,13 +62,14 @@ def test_every_problem_is_reported(tmp_path, workers):
     assert "train: train/jay/2.jpg (jay) = train: train/rook/really a jay.jpg (rook)" in problems[2]
     assert problems[3] == "3 classes are without images in test: jay, rook, tiny."
     assert problems[4].startswith("2 images are more than once in a split")
-    assert problems[5] == "1 class is with fewer than 5 training images: tiny (1)."
+    assert problems[5] == "1 class has fewer than 5 training images: tiny (1)."
 
 
 def test_sentences_stay_short(tmp_path):
     for i in range(50):
         put_image(tmp_path / "crow" / f"{i}.jpg", 1)
-    (problem,) = check_data(read_data(str(tmp_path))).problems
+    single, problem = check_data(read_data(str(tmp_path))).problems
+    assert single == "There is a single class; training needs at least two."
     assert problem.endswith("train: crow/0.jpg = train: crow/1.jpg = train: crow/10.jpg and 47 more.")
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 import tyro
 
 from semaug.cli.common import Command, show
+from semaug.util.errors import DataError
+from semaug.util.names import counted, printable
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class Check(Command):
     """Folder that holds the named data sets. Default: $SEMAUG_DATA, or ./data."""
     json: Path | None = None
     """Write the whole report to this file."""
+    strict: bool = False
+    """End with exit code 2 if there is any problem, for use in scripts."""
     workers: int = 2
     """Number of processes that read images."""
 
@@ -34,9 +38,9 @@ class Check(Command):
         damaged = damaged_shards(Path(self.data)) if holds_shards(Path(self.data)) else []
         with Progress().task("reading images", sum(len(samples) for samples in data.splits.values())) as advance:
             report = check_data(data, self.workers, advance)
-        show(f"{report.name}: {report.classes} classes")
+        show(f"{report.name}: {counted(report.classes, 'class')}")
         for name, split in report.splits.items():
-            line = f"  {name}: {split.images} images of {split.classes} classes"
+            line = f"  {name}: {counted(split.images, 'image')} of {counted(split.classes, 'class')}"
             if split.per_class is not None:
                 line += f", {split.per_class.minimum:.0f} to {split.per_class.maximum:.0f} of each"
             if split.widths is not None and split.heights is not None:
@@ -53,6 +57,9 @@ class Check(Command):
             show("  no problems found")
         if self.json is not None:
             write_atomically(self.json, report.to_json().encode())
+        problems = len(report.problems) + bool(damaged)
+        if self.strict and problems:
+            raise DataError(f"{printable(self.data)} has {counted(problems, 'problem')}")
 
 
 @dataclass(frozen=True)

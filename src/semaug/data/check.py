@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from semaug.data.samples import DataSet, Samples, ignored_files, why_unreadable
-from semaug.util.names import printable
+from semaug.util.names import counted, printable
 from semaug.util.processes import ordered_map
 from semaug.util.progress import ProgressCallback
 
@@ -82,9 +82,14 @@ class Report:
         """A sentence about each problem, the most serious first."""
         problems: list[str] = []
 
-        def report(things: Collection[Any], noun: str, what: str, example: Callable[[Any], str]) -> None:
+        def report(
+            things: Collection[Any], noun: str, what: str, example: Callable[[Any], str], verbs: str = "is are"
+        ) -> None:
             if things:
-                problems.append(f"{_count(things, noun)} {what}: {_some(map(example, things))}.")
+                problems.append(f"{_count(things, noun, verbs)} {what}: {_some(map(example, things))}.")
+
+        if self.classes == 1:
+            problems.append("There is a single class; training needs at least two.")
 
         groups = (*self.duplicates_across, *self.duplicates_within)
         contradictory = [group for group in groups if len({image.class_name for image in group}) > 1]
@@ -95,8 +100,9 @@ class Report:
         for split, missing in self.missing_classes.items():
             report(missing, "class", f"without images in {split}", printable)
         report(self.duplicates_within, "image", "more than once in a split", _equal)
-        few = f"with fewer than {TINY_CLASS} training images"
-        report(self.tiny_classes, "class", few, lambda name: f"{printable(name)} ({self.tiny_classes[name]})")
+        few = f"fewer than {TINY_CLASS} training images"
+        sizes = [f"{printable(name)} ({count})" for name, count in self.tiny_classes.items()]
+        report(sizes, "class", few, str, "has have")
         if self.ignored:
             problems.append(f"{ignored_files(self.ignored)}.")
         return problems
@@ -190,10 +196,10 @@ def _equal(group: Sequence[ImageName]) -> str:
     )
 
 
-def _count(things: Collection[Any], noun: str) -> str:
-    """Such as "1 image is" and "2 images are"."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"1 {noun} is" if len(things) == 1 else f"{len(things)} {plural} are"
+def _count(things: Collection[Any], noun: str, verbs: str) -> str:
+    """Such as "1 image is" and "2 images are", with the verbs "is are"."""
+    singular, plural = verbs.split()
+    return f"{counted(len(things), noun)} {singular if len(things) == 1 else plural}"
 
 
 def _some(examples: Iterable[str], separator: str = ", ") -> str:

@@ -27,6 +27,11 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things, such as "1 class" and "2 classes"."""
+    return f"{count} {noun if count == 1 else f'{noun}es' if noun.endswith('s') else f'{noun}s'}"
+
+
 def escape_formula(name: str) -> str:
     """The cell for a name in a CSV file: with an apostrophe in front if a spreadsheet would read it as a formula."""
     return f"'{name}" if name.lstrip("'").startswith(_STARTS) else name
