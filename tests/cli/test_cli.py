@@ -248,6 +248,7 @@ def test_a_strict_check_fails_where_there_is_a_problem(photos: Path, tmp_path: P
         (["report", "nowhere"], "nowhere"),
         (["data", "check", "nowhere"], "neither an existing path"),
         (["demo", "--methods", "magic"], "unknown method 'magic'; the methods are basic, "),
+        (["--modle", "small", "train"], "options follow the command, as in semaug train --modle"),
         (["evaluate", "nowhere", "--device", "cuda"], "leave out --device, or set it to cpu"),
     ],
 )
@@ -303,6 +304,16 @@ def test_a_reader_that_closes_the_output_early_sees_no_traceback() -> None:
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     succeeds("--version")
     assert capsys.readouterr().out == f"semaug {version('semaug')}\n"
+    succeeds("--help")
+    assert "semaug --version" in capsys.readouterr().out
+
+
+def test_a_run_whose_output_is_a_file_reports_progress(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("semaug.util.progress.LINE_EVERY", 0.0)
+    succeeds("data", "check", photos, "--workers", 0)
+    assert "reading images: 35 of 36, " in capsys.readouterr().err
 
 
 def test_settings_in_messages_become_flags_of_the_command() -> None:

@@ -1,5 +1,6 @@
 """The line of an epoch."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,20 @@ ROW: dict[str, Any] = {
 def line(capsys: pytest.CaptureFixture[str], **values: Any) -> str:
     Progress().epoch({**ROW, **values}, 2)
     return capsys.readouterr().err.strip()
+
+
+def test_without_a_terminal_a_task_prints_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 0.0, 10.0, 50.0, 70.0, 80.0, 150.0, 160.0])
+    monkeypatch.setattr("semaug.util.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with Progress().task("epoch 1/2", 500) as advance:
+        for done in (100, 200, 300, 350, 400, 500):
+            advance(done, 500)
+    assert capsys.readouterr().err.splitlines() == [
+        "epoch 1/2: 300 of 500, 47 s left",
+        "epoch 1/2: 400 of 500, 38 s left",
+    ]
 
 
 def test_validation_and_saving_are_printed_if_they_take_long(capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,8 +113,13 @@ def _parse(arguments: list[str]) -> Command:
     if arguments and arguments[0] in COMMANDS:
         name, *options = arguments
         return cast(Command, tyro.cli(_command(name), prog=f"semaug {name}", args=options, config=config))
+    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
+        raise SettingError(f"options follow the command, as in semaug train {arguments[0]}; see semaug --help")
     subcommands = tuple(Annotated[_command(name), tyro.conf.subcommand(name)] for name in COMMANDS)
-    description = "Fine-grained image recognition with learnable semantic data augmentation."
+    description = (
+        "Fine-grained image recognition with learnable semantic data augmentation. semaug COMMAND --help lists the "
+        "options of a command, semaug --version prints the version."
+    )
     union: Any = Union[subcommands]  # noqa: UP007
     return cast(Command, tyro.cli(union, prog="semaug", description=description, args=arguments, config=config))
 

@@ -94,7 +94,7 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
             f"the pretrained weights of {name} could not be downloaded ({type(error).__name__}); "
             "give a file as `weights`, or train from scratch without `pretrained`"
         ) from error
-    similar = difflib.get_close_matches(short, [*timm.list_models(), *in_torchvision], n=3)
+    similar = difflib.get_close_matches(short, sorted({*timm.list_models(), *in_torchvision}), n=3)
     hint = f"did you mean {', '.join(similar)}?" if similar else "timm.list_models() shows the names"
     raise SettingError(f"unknown model {name!r}; {hint}")
 

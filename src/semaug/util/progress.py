@@ -15,6 +15,7 @@ ProgressCallback = Callable[[int, int], None]
 """Called with the number of items done and their total."""
 
 
+LINE_EVERY = 60.0  # seconds between two lines about a task, where there is no terminal to show a bar
 WORTH_PRINTING = 0.1  # share of an epoch's time: validation or saving that takes less is not in its line
 
 
@@ -36,9 +37,17 @@ class Progress:
 
     @contextmanager
     def task(self, name: str, total: int) -> Iterator[ProgressCallback]:
-        """Show a bar for a task of `total` items, in a terminal only; yields a function to call as it proceeds."""
+        """Show a bar for a task of `total` items, or a line now and then if the output is not a terminal.
+
+        Args:
+            name: Name of the task.
+            total: Number of items, if known.
+
+        Yields:
+            A function to call as the task proceeds.
+        """
         if self.console.quiet or not self.console.is_terminal:
-            yield lambda done, total: None
+            yield self._lines(name)
             return
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -56,6 +65,18 @@ class Progress:
                 bars.update(task, completed=done, total=total, rate=f"{rate:.0f}/s")
 
             yield advance
+
+    def _lines(self, name: str) -> ProgressCallback:
+        started = printed = time.monotonic()
+
+        def advance(done: int, total: int) -> None:
+            nonlocal printed
+            now = time.monotonic()
+            if now - printed >= LINE_EVERY and 0 < done < total:
+                printed = now
+                self.say(f"{name}: {done} of {total}, {duration((now - started) / done * (total - done))} left")
+
+        return advance
 
     def epoch(self, row: dict[str, Any], epochs: int) -> None:
         """Print one line with an epoch's metrics, a `row` of metrics.jsonl, and the time left of `epochs`."""
