@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from PIL import Image
 
 from commands import OPTIONS, semaug
@@ -314,6 +315,74 @@ def test_a_run_whose_output_is_a_file_reports_progress(
     monkeypatch.setattr("semaug.util.progress.LINE_EVERY", 0.0)
     succeeds("data", "check", photos, "--workers", 0)
     assert "reading images: 35 of 36, " in capsys.readouterr().err
+
+
+def test_settings_come_from_a_file_and_options_override_them(photos: Path, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text(f"data: {photos}\nlr: 2e-2\ncompile: false\nepochs: 7\nstrength: auto\n")
+    printed = semaug("train", "--epochs", 3, "--config", "settings.yaml", "--print-config", cwd=tmp_path)
+    settings = yaml.safe_load(printed.stdout)
+    assert (settings["data"], settings["lr"], settings["epochs"]) == (str(photos), 0.02, 3)
+    assert (settings["model"], settings["augmentation"]["strength"]) == ("resnet50", "auto")
+    (tmp_path / "printed.yaml").write_text(printed.stdout)
+    assert semaug("train", "--config=printed.yaml", "--print-config", cwd=tmp_path).stdout == printed.stdout
+    before = json.loads((run / "config.json").read_text())
+    again = yaml.safe_load(semaug("train", "--config", run / "config.json", "--print-config").stdout)
+    assert again.pop("output") != before["output"]
+    assert again == {name: before[name] for name in again}
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("epoch: 3", "settings.yaml has an unknown setting 'epoch'; did you mean epochs?"),
+        ("epochs: [1, 2]", "settings.yaml: the setting epochs has several values"),
+        ("compile: maybe", "settings.yaml: the setting compile must be true or false"),
+        ("a: b: c", "settings.yaml is neither YAML nor JSON (line 1)"),
+        ("\0", "settings.yaml is neither YAML nor JSON"),
+        ("hello", "settings.yaml does not hold settings"),
+        (None, "there is no file settings.yaml"),
+    ],
+)
+def test_a_wrong_file_of_settings_is_one_sentence(
+    content: str | None,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("settings.yaml").write_text(content)
+    assert main(["train", "--config", "settings.yaml"]) == 2
+    assert capsys.readouterr().err.startswith(f"semaug: {sentence}")
+
+
+def test_a_dry_run_says_what_would_be_trained(photos: Path, tmp_path: Path) -> None:
+    command = ["train", "--data", photos, "--epochs", 1, "--output", "run", *OPTIONS]
+    done = semaug(*command, "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"data: {photos.name}, 3 classes, 18 train, 6 val, 12 test images",
+        "network: small, 0.1 million parameters, random weights, 32 px",
+        "training: isda, 1 epoch, batches of 4",
+        "output: run, a new run",
+        "dry run: nothing was trained or written",
+    ]
+    assert list(tmp_path.iterdir()) == []
+    wrong = semaug(*command, "--dry-run", "--model", "resnet5o", cwd=tmp_path)
+    assert (wrong.returncode, "unknown model 'resnet5o'" in wrong.stderr) == (2, True)
+
+
+def test_a_quiet_run_prints_the_result_and_errors(photos: Path, tmp_path: Path) -> None:
+    command = ["train", "--data", photos, "--epochs", 1, "--output", "run", *OPTIONS, "--quiet"]
+    done = semaug(*command, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "run: model.safetensors, report.html\n"
+    assert "quiet" not in json.loads((tmp_path / "run" / "config.json").read_text())
+    failed = semaug(*command, "--lr", 1, cwd=tmp_path)
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("semaug: run holds a run with other settings (lr 0.01 → 1.0)")
 
 
 def test_settings_in_messages_become_flags_of_the_command() -> None:

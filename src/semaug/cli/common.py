@@ -20,6 +20,11 @@ class Command:
     resumable: ClassVar[bool] = False  # whether the same command resumes an interrupted one
     distributed: ClassVar[bool] = False  # whether it may run in several processes under torchrun
 
+    @classmethod
+    def expand(cls, options: list[str]) -> list[str]:
+        """Add options that come from elsewhere, as from a file, to those of the command line."""
+        return options
+
     def run(self) -> None:
         """Run the command with its options."""
         raise NotImplementedError

@@ -76,8 +76,12 @@ def _prepare_process() -> None:
         os.environ["COLUMNS"] = str(MIN_COLUMNS)
     plain = warnings.formatwarning
 
-    def format_warning(message: Warning | str, *place: Any) -> str:  # ours need no line of source code
-        return f"{printable(message)}\n" if str(message).startswith("semaug: ") else plain(message, *place)
+    def format_warning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if str(message).startswith("semaug: "):  # ours need no line of source code
+            return f"{printable(message)}\n"
+        return plain(message, category, filename, lineno, line)
 
     warnings.formatwarning = format_warning
 
@@ -112,7 +116,8 @@ def _parse(arguments: list[str]) -> Command:
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
     if arguments and arguments[0] in COMMANDS:
         name, *options = arguments
-        return cast(Command, tyro.cli(_command(name), prog=f"semaug {name}", args=options, config=config))
+        kind = _command(name)
+        return cast(Command, tyro.cli(kind, prog=f"semaug {name}", args=kind.expand(options), config=config))
     if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
         raise SettingError(f"options follow the command, as in semaug train {arguments[0]}; see semaug --help")
     subcommands = tuple(Annotated[_command(name), tyro.conf.subcommand(name)] for name in COMMANDS)

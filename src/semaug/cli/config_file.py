@@ -1,0 +1,62 @@
+"""Settings of a training run from a file: YAML, or the config.json of an earlier run."""
+
+import difflib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from semaug.training.methods import Augmentation
+from semaug.training.settings import TrainConfig
+from semaug.util.errors import SettingError
+from semaug.util.names import shown
+from semaug.util.untrusted import read_bytes
+
+MAX_BYTES = 1_000_000
+
+
+def read_flags(path: Path) -> list[str]:
+    """Read the settings in a file as flags of `semaug train`.
+
+    Args:
+        path: A YAML or JSON file of settings by name. The config.json of a run also has facts about that run, which
+            are left out, as is its output directory.
+
+    Returns:
+        The flags.
+
+    Raises:
+        FileError: The file is missing or cannot be read.
+        SettingError: It does not hold settings, or one that is unknown.
+    """
+    try:
+        content = yaml.safe_load(read_bytes(path, MAX_BYTES))  # JSON is YAML too
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f" (line {mark.line + 1})"
+        raise SettingError(f"{path} is neither YAML nor JSON{place}") from error
+    if not isinstance(content, dict):
+        raise SettingError(f"{path} does not hold settings, one `name: value` per line")
+    augmentation = content.pop("augmentation", None)
+    settings = content | (augmentation if isinstance(augmentation, dict) else {})
+    defaults = {option.name: option.default for kind in (TrainConfig, Augmentation) for option in fields(kind)}
+    del defaults["augmentation"]
+    if "format" in settings:  # the config.json of a run
+        settings = {name: value for name, value in settings.items() if name in defaults and name != "output"}
+    return [_flag(path, str(name), value, defaults) for name, value in settings.items()]
+
+
+def _flag(path: Path, name: str, value: Any, defaults: dict[str, Any]) -> str:
+    if name.replace("-", "_") not in defaults:
+        similar = difflib.get_close_matches(name, defaults, n=1)
+        hint = f"; did you mean {similar[0]}?" if similar else ""
+        raise SettingError(f"{path} has an unknown setting {shown(name)}{hint}")
+    if isinstance(value, dict | list):
+        raise SettingError(f"{path}: the setting {name} has several values")
+    flag = name.replace("_", "-")
+    if isinstance(defaults[name.replace("-", "_")], bool):
+        if not isinstance(value, bool):
+            raise SettingError(f"{path}: the setting {name} must be true or false")
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}={value}"
