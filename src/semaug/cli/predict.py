@@ -8,6 +8,7 @@ import tyro
 
 from semaug.cli.common import Command, choose_device, say
 from semaug.util.errors import SettingError
+from semaug.util.names import counted
 
 
 @dataclass(frozen=True)
@@ -40,4 +41,4 @@ class Predict(Command):
         predictions = predict(classifier, expand(self.images), self.top_k, self.batch_size)
         summary = write(predictions, None if self.output == Path("-") else self.output, self.format)
         failed = f", {summary.failed} could not be read" if summary.failed else ""
-        say(f"{summary.count} images{failed}, {summary.rate:.0f} images/s")
+        say(f"{counted(summary.count, 'image')}{failed}, {summary.rate:.0f} images/s")
