@@ -14,7 +14,7 @@ from semaug.inference.runs import read_metrics
 from semaug.training.batches import PixelLoader
 from semaug.training.trainer import Trainer, train
 from semaug.util.errors import SettingError
-from semaug.util.files import read_json
+from semaug.util.untrusted import read_json
 
 
 def validated(run: Path) -> list[int]:

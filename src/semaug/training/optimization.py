@@ -19,6 +19,7 @@ from semaug.training.methods import METHODS, make_learner, parameter_groups
 from semaug.training.settings import TrainConfig, required
 from semaug.util import distributed
 from semaug.util.errors import ModelError, SettingError
+from semaug.util.names import counted
 from semaug.util.progress import Progress
 
 
@@ -36,7 +37,7 @@ def build_network(config: TrainConfig, classes: int, device: torch.device, progr
     """
     where = str(device) if not distributed.is_running() else f"{distributed.world_size()} × {device.type}"
     rate = f"{config.optimizer} at {config.lr:.3g} for {config.batch_size} images"
-    progress.say(f"{config.model} by {config.method}, {config.epochs} epochs, {rate}, on {where}")
+    progress.say(f"{config.model} by {config.method}, {counted(required(config.epochs), 'epoch')}, {rate}, on {where}")
     model = build_model(required(config.model), classes, required(config.crop), bool(config.pretrained))
     if config.weights is not None:
         progress.say(f"{config.weights}: {load_weights(model, config.weights)}")
