@@ -159,7 +159,7 @@ CHANGES = {
     "no deviation": ("config.json", {"preprocessing": {"resize": 40, "crop": 32, "std": [0, 0, 0]}}, "images are"),
     "half a character": ("config.json", '{"model": "\\ud800"}', "half a character"),
     "huge name": ("config.json", {"model": "x" * 10_000}, "more than 1000 characters"),
-    "many processes": ("config.json", {"workers": 10**9}, "workers should be from 0 to 1000"),
+    "many processes": ("config.json", {"workers": 10**9}, "workers should be from 0 to 256"),
     "a number as data": ("config.json", {"data": 3}, "data should be text"),
     "long class": ("classes.json", json.dumps(["a" * 2000]), "more than 1000 characters"),
     "no classes": ("classes.json", "[]", "must have 1 to"),

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from semaug.cli.common import Command, show
+from semaug.cli.common import Command, show, show_ranges
+from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.util import distributed
+
+show_ranges(TrainConfig, Augmentation)
 
 
 @dataclass(frozen=True)

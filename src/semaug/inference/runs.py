@@ -18,22 +18,23 @@ from typing import Any, Literal, NamedTuple, NotRequired, Required, TypedDict
 from semaug.data.annotations import MAX_CLASS_NAME
 from semaug.data.images import Preprocessing
 from semaug.util.errors import RunError
+from semaug.util.ranges import Count, CountOrZero, Positive, Seed, Share, Side, Workers
 from semaug.util.untrusted import read_json, read_json_lines
 
 FORMAT = 1  # of the run directory; raised when an older version of semaug would misread it
 # Limits for folders from unknown sources: memory is allocated for these sizes before the weights are read.
-MAX_CLASSES, MAX_SIDE, MAX_WORKERS = 100_000, 8192, 1000
+MAX_CLASSES = 100_000
 
 
 class _Preprocessing(TypedDict):
-    resize: int
-    crop: int
+    resize: Side
+    crop: Side
     shape: NotRequired[Literal["squash", "aspect"]]
     mean: NotRequired[tuple[float, float, float]]
-    std: NotRequired[tuple[float, float, float]]
+    std: NotRequired[tuple[Positive, Positive, Positive]]
 
 
-class _Settings(TypedDict, total=False):
+class Settings(TypedDict, total=False):
     """The part of config.json that is read back; in an exported folder much of it is absent."""
 
     model: Required[str]
@@ -43,13 +44,13 @@ class _Settings(TypedDict, total=False):
     data: str | None
     data_root: str | None
     method: str
-    epochs: int
-    seed: int
+    epochs: Count
+    seed: Seed
     select: Literal["val", "last", "test"]
-    val_per_class: int | None
-    val_fraction: float
+    val_per_class: CountOrZero | None
+    val_fraction: Share
     on_bad_image: Literal["stop", "skip"]
-    workers: int
+    workers: Workers
     cache: str | None
     augmentation: dict[str, Any]
 
@@ -88,20 +89,16 @@ def read_description(folder: Path) -> Description:
     version = read_json(file, dict[str, Any]).get("format")
     if version != FORMAT:
         raise RunError(f"{folder} has format {str(version)[:20]}, and this version of semaug reads format {FORMAT}")
-    config: dict[str, Any] = read_json(file, _Settings)
+    config: dict[str, Any] = read_json(file, Settings)
     classes = read_json(folder / "classes.json", list[str])
     if not 1 <= len(set(classes)) == len(classes) <= MAX_CLASSES:
         raise RunError(f"{folder / 'classes.json'} must have 1 to {MAX_CLASSES} names, none twice")
     if max(map(len, [config["model"], *classes])) > MAX_CLASS_NAME:
         raise RunError(f"the name of a class or network in {folder} has more than {MAX_CLASS_NAME} characters")
-    if not 0 <= config.get("workers", 0) <= MAX_WORKERS:
-        raise RunError(f"cannot read {file}: workers should be from 0 to {MAX_WORKERS}")
     try:
         preprocessing = Preprocessing.from_json(config["preprocessing"])
-    except TypeError:  # unknown keys
-        preprocessing = None
-    if preprocessing is None or preprocessing.resize > MAX_SIDE or min(preprocessing.std) <= 0:
-        raise RunError(f"{file} does not describe how images are prepared for the network")
+    except TypeError as error:  # unknown keys
+        raise RunError(f"{file} does not describe how images are prepared for the network") from error
     return Description(config["model"], tuple(classes), preprocessing, config)
 
 
