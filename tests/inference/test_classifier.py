@@ -17,6 +17,7 @@ from semaug.cli.main import main
 from semaug.data.images import Preprocessing
 from semaug.data.samples import load_image
 from semaug.inference import Classifier, export, load_classifier, open_classifier
+from semaug.inference.manifest import sign
 from semaug.inference.runs import read_metrics
 from semaug.network.models import SmallNet
 from semaug.util.errors import ModelError, SemaugError
@@ -155,8 +156,16 @@ CHANGES = {
         "resize should be a whole",
     ),
     "other keys": ("config.json", {"preprocessing": {"resize": 4, "crop": 1, "run": 1}}, "how images are prepared"),
-    "huge images": ("config.json", {"preprocessing": {"resize": 10**9, "crop": 10**9}}, "how images are prepared"),
-    "no deviation": ("config.json", {"preprocessing": {"resize": 40, "crop": 32, "std": [0, 0, 0]}}, "images are"),
+    "huge images": (
+        "config.json",
+        {"preprocessing": {"resize": 10**9, "crop": 10**9}},
+        "from 1 to 8192",
+    ),
+    "no deviation": (
+        "config.json",
+        {"preprocessing": {"resize": 40, "crop": 32, "std": [0, 0, 0]}},
+        "above 0",
+    ),
     "half a character": ("config.json", '{"model": "\\ud800"}', "half a character"),
     "huge name": ("config.json", {"model": "x" * 10_000}, "more than 1000 characters"),
     "many processes": ("config.json", {"workers": 10**9}, "workers should be from 0 to 256"),
@@ -176,6 +185,7 @@ def test_a_hostile_folder_is_one_sentence(folder: Path, change: str) -> None:
     if isinstance(content, dict):
         content = json.dumps({**json.loads((folder / file).read_text()), **content})
     (folder / file).write_text(content)
+    sign(folder)
     with pytest.raises(SemaugError, match=sentence) as caught:
         open_classifier(folder)
     assert "\n" not in str(caught.value)

@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from fuzzing import examples, mutated, odd_json, outcome
 from semaug.cli.main import main
 from semaug.inference import open_classifier
+from semaug.inference.manifest import sign
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -25,11 +26,14 @@ def replaced(file: Path, content: bytes) -> Iterator[None]:
     before = file.read_bytes()
     file.unlink()  # it may be mapped into memory
     file.write_bytes(content)
+    manifest = (file.parent / "manifest.json").read_bytes()
+    sign(file.parent)  # otherwise the checksum alone would refuse it
     try:
         yield
     finally:
         file.unlink()
         file.write_bytes(before)
+        (file.parent / "manifest.json").write_bytes(manifest)
 
 
 def ends_well(*command: object) -> None:

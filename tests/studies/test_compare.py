@@ -14,6 +14,7 @@ from scipy import stats
 
 from photos import photo_folder
 from semaug.cli.main import main
+from semaug.inference.manifest import sign
 from semaug.studies.compare import ArmResult, Comparison, FinishedRun, ValidationSplit, read_results
 from semaug.studies.grid import Arm, Candidate, CompareConfig
 from semaug.studies.paired import Difference, paired
@@ -306,6 +307,7 @@ def test_times_are_compared_if_runs_were_trained_alone(tmp_path: Path) -> None:
         times = [(0.4, 50.0), (0.8, seconds), (0.6, seconds), (0.5, seconds + 9)]
         lines = [json.dumps({"val_top1": top1, "seconds": time}) for top1, time in times]
         (run / "metrics.jsonl").write_text("\n".join(lines))
+        sign(run)
     results = read_results(config, alone=True)
     assert [result.time for result in results] == [1.0, pytest.approx((3.0 + 4.5) / (2.0 + 4.5))]
     assert [result.runs[0].top1 for result in results] == [80.0, 80.0]  # of the validation split, not of the test split

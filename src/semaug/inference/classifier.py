@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from semaug.data.images import Preprocessing
 from semaug.inference.loop import predict_logits
+from semaug.inference.manifest import verify
 from semaug.inference.onnx_model import OnnxModel
 from semaug.inference.runs import read_description
 from semaug.network.models import build_model, read_weights
@@ -101,6 +102,7 @@ def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier
     file = run / "model.safetensors"
     if not file.is_file():
         raise RunError(f"{run} has no model.safetensors: its training has not finished; run the same command again")
+    verify(run, file.name)
     weights = read_weights(file)
     if not any(value.ndim and value.shape[0] == len(classes) for value in weights.values()):
         raise ModelError(f"no tensor in {file} fits the {len(classes)} classes of {run}")
@@ -143,5 +145,6 @@ def open_classifier(path: Path, device: str | torch.device = "cpu") -> Classifie
             beside = "" if file is path else f"; it must be beside {path} and describes its inputs and outputs"
             raise FileError(f"there is no file {file}{beside}")
     name, classes, preprocessing, config = read_description(path.parent)
+    verify(path.parent, path.name, *([f"{path.name}.data"] if path.with_name(f"{path.name}.data").exists() else []))
     model = OnnxModel(path, preprocessing.crop, len(classes))
     return Classifier(model.eval(), classes, preprocessing, name, config)
