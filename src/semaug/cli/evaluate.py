@@ -52,8 +52,7 @@ class Evaluate(Command):
         root = config.get("data_root")
         data = read_data(name, self.data_root or (None if root is None else Path(root)))
         own = self.data is None
-        folder = self.model if self.model.is_dir() else self.model.parent
-        splits = splits_of_run(folder, config, data) if own else data.splits
+        splits = splits_of_run(classifier.folder, config, data) if own else data.splits
         split: str = self.split or ("test" if "test" in splits else "val" if own else next(iter(splits)))
         if split not in splits:
             raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(splits)}")

@@ -155,11 +155,12 @@ def write_split(folder: Path, data: DataSet, settings: Mapping[str, Any]) -> Non
     write_json(folder / "split.json", names)
 
 
-def splits_of_run(folder: Path, config: Mapping[str, Any], data: DataSet) -> dict[str, Samples]:
+def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet) -> dict[str, Samples]:
     """The splits as a run was trained on them, whatever images have been added to the data set since.
 
     Args:
-        folder: The run directory, or an exported folder, which has no split.json: then validation images are drawn.
+        folder: The run directory. In an exported folder, or without one, there is no split.json, and validation images
+            are drawn.
         config: Its config.json.
         data: The data set.
 
@@ -171,7 +172,7 @@ def splits_of_run(folder: Path, config: Mapping[str, Any], data: DataSet) -> dic
         SettingError: There is no test split to select on.
     """
     splits = training_splits(data, **split_settings(config))
-    if not (folder / "split.json").exists():
+    if folder is None or not (folder / "split.json").exists():
         return splits
     verify(folder, "split.json")
     stored: dict[str, list[str]] = read_json(folder / "split.json", dict[str, list[str]])

@@ -161,7 +161,7 @@ def reproduce(
 
 
 def _reproduce(
-    chosen: Sequence[Experiment],
+    chosen: list[Experiment],
     setup: Setup,
     choice: Choice,
     jobs: int | None,

@@ -117,9 +117,11 @@ class RunDirectory:
         Raises:
             DataError: If the data are not those that the run began with.
         """
-        distributed.raise_on_all_ranks(lambda: self.writes and self._identify(config, data))
+        distributed.raise_on_all_ranks(lambda: self._identify(config, data))
 
     def _identify(self, config: TrainConfig, data: DataSet) -> None:
+        if not self.writes:
+            return
         fingerprint = data.fingerprint()
         if not self._data:
             self._data = fingerprint
