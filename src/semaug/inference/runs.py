@@ -25,7 +25,19 @@ from semaug.inference.manifest import verify
 from semaug.util.errors import DataError, RunError
 from semaug.util.files import write_json
 from semaug.util.names import some
-from semaug.util.ranges import Accuracy, Count, CountOrZero, NotNegative, Positive, Seed, Share, Side, Workers
+from semaug.util.ranges import (
+    Accuracy,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Portion,
+    Positive,
+    Seed,
+    Share,
+    Side,
+    SideOrZero,
+    Workers,
+)
 from semaug.util.untrusted import read_json, read_json_lines
 
 FORMAT = 1  # of the run directory; raised when an older version of semaug would misread it
@@ -39,6 +51,8 @@ class _Preprocessing(TypedDict):
     shape: NotRequired[Literal["squash", "aspect"]]
     mean: NotRequired[tuple[float, float, float]]
     std: NotRequired[tuple[Positive, Positive, Positive]]
+    crop_scale: NotRequired[Portion | None]
+    padding: NotRequired[SideOrZero]
 
 
 class Settings(TypedDict, total=False):
@@ -146,7 +160,7 @@ def write_split(folder: Path, data: DataSet, settings: Mapping[str, Any]) -> Non
         data: The data set.
         settings: As :func:`split_settings` returns them.
     """
-    if settings.get("select") == "test" or "val" in data.splits:
+    if settings.get("select", "val") != "val" or "val" in data.splits:
         return
     held_out = training_splits(data, **settings)["val"]
     names: dict[str, list[str]] = {}

@@ -15,11 +15,13 @@ from semaug.util.ranges import (
     Count,
     CountOrZero,
     NotNegative,
+    Portion,
     Positive,
     Range,
     Seed,
     Share,
     Side,
+    SideOrZero,
     Workers,
     check_ranges,
 )
@@ -78,10 +80,10 @@ class TrainConfig:
     """Side in pixels of the crop. Default: 448; 88 on the embedded birds."""
     shape: Literal["squash", "aspect"] = "squash"
     """How images become square: squash resizes both sides, as in the paper; aspect takes the central square."""
-    crop_scale: Annotated[float, Range(above=0, most=1)] | None = None
+    crop_scale: Portion | None = None
     """Train on crops of random size, resized to `crop`, with at least this share of the image's area. For training from
     scratch (ImageNet: 0.08). Default: crops of a fixed size."""
-    padding: Annotated[int, Range(0, 8192)] = 0
+    padding: SideOrZero = 0
     """Width in pixels of a black border around training images, before the crop (P2P-Net: 8)."""
     normalize: Literal["imagenet", "half"] = "imagenet"
     """Mean and deviation by which pixels are normalised: those of ImageNet, or 0.5 (half), as in P2P-Net."""

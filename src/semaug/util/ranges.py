@@ -51,9 +51,11 @@ Count = Annotated[int, Range(1, 1_000_000)]
 Positive = Annotated[float, Range(above=0)]
 CountOrZero = Annotated[int, Range(0, 1_000_000)]
 NotNegative = Annotated[float, Range(0)]
+Portion = Annotated[float, Range(above=0, most=1)]
 Share = Annotated[float, Range(above=0, below=1)]
 Accuracy = Annotated[float, Range(0, 1)]
 Side = Annotated[int, Range(1, 8192)]  # of an image, in pixels; memory is allocated for it
+SideOrZero = Annotated[int, Range(0, 8192)]
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 Workers = Annotated[int, Range(0, 256)]  # processes
 
