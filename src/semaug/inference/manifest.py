@@ -51,7 +51,7 @@ def verify(folder: Path, *names: str) -> None:
 
     Args:
         folder: A run directory or an exported folder.
-        *names: Names of the files; those in the manifest that are missing in the folder are damage too.
+        *names: Names of the files.
 
     Raises:
         RunError: A file has changed since it was written, or has no checksum.

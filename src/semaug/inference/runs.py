@@ -153,7 +153,7 @@ def split_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_split(folder: Path, data: DataSet, settings: Mapping[str, Any]) -> None:
-    """Write the validation images of a run to split.json, unless they are a split of the data set.
+    """Write the validation images of a run to split.json; if they are a split of the data set, remove an old one.
 
     Args:
         folder: The run directory.
@@ -161,6 +161,7 @@ def write_split(folder: Path, data: DataSet, settings: Mapping[str, Any]) -> Non
         settings: As :func:`split_settings` returns them.
     """
     if settings.get("select", "val") != "val" or "val" in data.splits:
+        (folder / "split.json").unlink(missing_ok=True)
         return
     held_out = training_splits(data, **settings)["val"]
     names: dict[str, list[str]] = {}

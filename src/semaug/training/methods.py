@@ -20,7 +20,7 @@ from semaug.meta.learner import JointAugmentation, LearnableAugmentation
 from semaug.meta.mixing import DominantClassCovariance, ManifoldMixup, SnapMix
 from semaug.meta.optimizers import make_optimizer
 from semaug.network.network import FrozenBlocks, Network
-from semaug.util.ranges import Count, NotNegative, Positive, Range
+from semaug.util.ranges import BelowOne, Count, NotNegative, Positive, Range
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Augmentation:
     """Learning rate of CovNet."""
     meta_optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimiser of CovNet."""
-    meta_momentum: float = 0.0
+    meta_momentum: BelowOne = 0.0
     """Momentum of CovNet's sgd."""
     order: Literal["paper", "pipelined"] = "paper"
     """Order of the updates: the paper's, or the pipelined one, which costs less."""

@@ -82,7 +82,7 @@ class RunDirectory:
         if not config.resume:
             raise RunError(f"{folder} holds a run already; choose another `output`, or allow it to `resume`")
         manifest = read_manifest(folder)
-        verify(folder, "config.json", "classes.json")
+        verify(folder, "config.json", "classes.json", *[name for name in manifest["files"] if name == "split.json"])
         self._run, self._data = before["run"], manifest.get("data", "")
         if manifest.get("run") != self._run:
             raise RunError(f"the manifest.json of {folder} is that of another run; choose another `output`")
@@ -108,7 +108,7 @@ class RunDirectory:
             raise RunError(f"{folder} is not empty and holds {content}; choose another `output`")
         if config.get("format") != FORMAT:
             raise RunError(f"{folder} has format {config.get('format')}, and this version of semaug reads {FORMAT}")
-        begun = ("checkpoints", "metrics.jsonl", "model.safetensors")
+        begun = ("checkpoints", "metrics.jsonl", "model.safetensors", "source.safetensors", "evaluation.json")
         return config if any((folder / name).exists() for name in begun) else None
 
     def identify(self, config: TrainConfig, data: DataSet) -> None:

@@ -4,7 +4,7 @@ import json
 import shutil
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -12,12 +12,12 @@ from semaug.data.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from semaug.training.methods import METHODS, Augmentation, MethodName
 from semaug.util.errors import SettingError
 from semaug.util.ranges import (
+    BelowOne,
     Count,
     CountOrZero,
     NotNegative,
     Portion,
     Positive,
-    Range,
     Seed,
     Share,
     Side,
@@ -98,7 +98,7 @@ class TrainConfig:
     """Learning rate of the network, with cosine decay to zero. Default: it grows with the batch, for sgd in
     proportion from 0.03 at 64 images (P2P-Net: 0.002, and a tenth of it for the backbone), for adamw with the square
     root from 0.005 at 16."""
-    momentum: Annotated[float, Range(0, below=1)] = 0.9
+    momentum: BelowOne = 0.9
     """Momentum of sgd."""
     weight_decay: NotNegative | None = None
     """Weight decay of the network. Default: 0 for sgd, 0.05 for adamw; 0.0005 for P2P-Net."""
@@ -106,7 +106,7 @@ class TrainConfig:
     """Epochs over which the learning rate grows from zero; at most a tenth of all epochs."""
     lr_decay: Literal["step", "epoch"] = "step"
     """Whether the learning rate falls with every step, or once an epoch, as in P2P-Net."""
-    label_smoothing: Annotated[float, Range(0, below=1)] = 0.0
+    label_smoothing: BelowOne = 0.0
     """Share of the label that is spread over all classes."""
     clip_norm: Positive | None = None
     """Largest norm of the gradient. Default: no limit."""

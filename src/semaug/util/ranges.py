@@ -54,6 +54,7 @@ NotNegative = Annotated[float, Range(0)]
 Portion = Annotated[float, Range(above=0, most=1)]
 Share = Annotated[float, Range(above=0, below=1)]
 Accuracy = Annotated[float, Range(0, 1)]
+BelowOne = Annotated[float, Range(0, below=1)]
 Side = Annotated[int, Range(1, 8192)]  # of an image, in pixels; memory is allocated for it
 SideOrZero = Annotated[int, Range(0, 8192)]
 Seed = Annotated[int, Range(0, 2**63 - 1)]
