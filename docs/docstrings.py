@@ -50,7 +50,7 @@ class Docstrings(Extension):
         text = cls.docstring.value if cls.docstring is not None else ""
         if "dataclass" not in cls.labels or "Args:" in text or not described:
             return
-        known = ranges(getattr(import_module(cls.module.path), cls.name))
+        known = ranges(getattr(import_module(cls.module.path), cls.name)) if cls.path in _DOCUMENTED else {}
         limits = {name: f" Range: {allowed}." for name, allowed in known.items()}
         rows = [f"    {name}: {' '.join(value.split())}{limits.get(name, '')}" for name, value in described.items()]
         cls.docstring = Docstring("\n".join([text, "", "Args:", *rows]), parent=cls)
