@@ -171,7 +171,7 @@ def write_split(folder: Path, data: DataSet, settings: Mapping[str, Any]) -> Non
 
 
 def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet) -> dict[str, Samples]:
-    """The splits as a run was trained on them, whatever images have been added to the data set since.
+    """The splits of a run, with the validation images that it held out; images added since count as training images.
 
     Args:
         folder: The run directory. In an exported folder, or without one, there is no split.json, and validation images
