@@ -23,10 +23,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @contextmanager
 def replaced(file: Path, content: bytes) -> Iterator[None]:
     """Another content for a while."""
-    before = file.read_bytes()
+    before, manifest = file.read_bytes(), (file.parent / "manifest.json").read_bytes()
     file.unlink()  # it may be mapped into memory
     file.write_bytes(content)
-    manifest = (file.parent / "manifest.json").read_bytes()
     if file.name != "manifest.json":
         sign(file.parent)  # otherwise the checksum alone would refuse it
     try:

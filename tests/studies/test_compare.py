@@ -102,7 +102,6 @@ def test_only_missing_runs_are_trained(photos: Path, first: Path, capsys: pytest
     assert any(line in shown.out for line in ("over 3 seeds (", "do not separate these methods"))
 
 
-@pytest.mark.filterwarnings("ignore:semaug:UserWarning")
 def test_a_damaged_run_is_repeated_or_named(
     photos: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

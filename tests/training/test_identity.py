@@ -141,8 +141,11 @@ def test_a_finished_run_without_its_checkpoints_is_kept(run: Path, data: Path, s
 def test_damaged_results_are_restored_from_the_checkpoints(run: Path, data: Path, semaug: Command, name: str) -> None:
     before = (run / name).read_bytes()
     (run / name).write_bytes(before[: len(before) // 2])
-    with pytest.warns(UserWarning, match=f"{name} is damaged or was changed.*writing the results again"):
-        assert semaug(*arguments(data, run))[0] == 0
+    code, shown = semaug(*arguments(data, run))
+    shown = " ".join(shown.split())
+    assert code == 0
+    assert f"{name} is damaged or was changed" in shown
+    assert "writing the results again from the checkpoints" in shown
     assert (run / name).read_bytes() == before
 
 
@@ -181,8 +184,7 @@ def test_a_best_checkpoint_that_is_missing_is_one_sentence(run: Path, data: Path
     for file in (run / "checkpoints" / "best", checkpoints.previous(run / "checkpoints" / "best")):
         file.unlink(missing_ok=True)
     (run / "model.safetensors").unlink()
-    with pytest.warns(UserWarning, match="there is no file .*model.safetensors; writing the results again"):
-        code, shown = semaug(*arguments(data, run))
+    code, shown = semaug(*arguments(data, run))
     assert (code, "has no intact checkpoint of its best epoch" in shown) == (2, True)
 
 

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import secrets
-import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from semaug.util import distributed
 from semaug.util.errors import DataError, FileError, RunError
 from semaug.util.files import leftovers, write_atomically, write_json
 from semaug.util.locks import LOCK, locked
+from semaug.util.progress import Progress
 from semaug.util.untrusted import read_json
 
 
@@ -52,17 +52,21 @@ class RunDirectory:
         if error is None:  # else that is the one to report
             self.wait()
 
-    def claim(self, config: TrainConfig) -> bool:
+    def claim(self, config: TrainConfig, progress: Progress) -> bool:
         """Create the directory with its config.json, or check that it holds the same run; returns if that is complete.
+
+        Args:
+            config: Resolved settings of the run.
+            progress: Prints a message if results are damaged, which the checkpoints can restore.
 
         Raises:
             RunError: If the directory holds something else, a run with other settings, or one not to be resumed.
             FileError: If another process writes to it.
         """
-        complete = distributed.raise_on_all_ranks(lambda: self.writes and self._claim(config))
+        complete = distributed.raise_on_all_ranks(lambda: self.writes and self._claim(config, progress))
         return distributed.broadcast_object(complete)
 
-    def _claim(self, config: TrainConfig) -> bool:
+    def _claim(self, config: TrainConfig, progress: Progress) -> bool:
         folder, settings = self.folder, config.to_json()
         self._lock.enter_context(locked(folder))
         for leftover in (*leftovers(folder), *leftovers(folder / "checkpoints")):
@@ -94,7 +98,7 @@ class RunDirectory:
             reason = f" ({fault})" if fault else ""
             raise RunError(f"{folder} holds a run without its checkpoints{reason}; choose another `output`")
         if fault is not None:
-            warnings.warn(f"semaug: {fault}; writing the results again from the checkpoints", stacklevel=2)
+            progress.say(f"{fault}; writing the results again from the checkpoints")
         return False
 
     def _previous(self) -> dict[str, Any] | None:

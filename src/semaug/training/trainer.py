@@ -74,7 +74,7 @@ def _run(config: TrainConfig, device: torch.device) -> Path:
     run, progress = RunDirectory(required(config.output)), Progress(quiet=distributed.rank() > 0)
     with Stop() as stop, run:
         distributed.raise_on_all_ranks(lambda: check_installed(config.track))
-        if run.claim(config):
+        if run.claim(config, progress):
             progress.say(f"{run.folder} is complete; choose another output directory to train again")
             return run.folder
         listing = run.folder / "bad_images.json" if run.writes else None
