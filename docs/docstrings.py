@@ -1,13 +1,16 @@
-"""Adapts docstrings to Markdown for the reference: cross-references, examples, settings of dataclasses.
+"""Adapts docstrings to Markdown for the reference: cross-references, examples, settings of dataclasses, their ranges.
 
 A Griffe extension, named in `mkdocs.yml`. The sections (`Args:`, `Returns:`, `Raises:`) are parsed by Griffe itself.
 """
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from griffe import Attribute, Class, Docstring, ExprCall, Extension, Function, Object
+
+from semaug.util.ranges import ranges
 
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data|exc):`~?([^`]+)`")
 _EXAMPLE_HEADING = re.compile(r"^Examples?:\n(?=((?: {4}.*|\s*\n)+))", re.MULTILINE)
@@ -47,7 +50,9 @@ class Docstrings(Extension):
         text = cls.docstring.value if cls.docstring is not None else ""
         if "dataclass" not in cls.labels or "Args:" in text or not described:
             return
-        rows = [f"    {name}: {' '.join(value.split())}" for name, value in described.items()]
+        known = ranges(getattr(import_module(cls.module.path), cls.name)) if cls.path in _DOCUMENTED else {}
+        limits = {name: f" Range: {allowed}." for name, allowed in known.items()}
+        rows = [f"    {name}: {' '.join(value.split())}{limits.get(name, '')}" for name, value in described.items()]
         cls.docstring = Docstring("\n".join([text, "", "Args:", *rows]), parent=cls)
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from semaug.data import birds
 from semaug.data.images import Preprocessing
 from semaug.inference.classifier import Classifier, as_composite, load_classifier
+from semaug.inference.manifest import sign
 from semaug.inference.runs import FORMAT
 from semaug.network.models import build_model
 from semaug.training.methods import METHODS
@@ -41,4 +42,5 @@ def tiny_classifier(
     (run / "classes.json").write_text(json.dumps(CLASSES))
     model = as_composite(composite, build_model(name, len(CLASSES), settings.crop), len(CLASSES))
     save_file(model.state_dict(), run / "model.safetensors")
+    sign(run)
     return load_classifier(run)

@@ -30,7 +30,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--seeds 1 1", "--seeds lists 1 twice"),
         ("--model small small", "--model lists small twice"),
         ("--strength 5 5.0", "--strength lists 5.0 twice"),
-        ("--strength -1", "--strength must be at least 0, not -1"),
+        ("--strength -1", "--strength must be from 0 to 1e+12, not -1"),
         ("--method basic mixup --strength 5", "--strength is for methods that augment features"),
         ("--jobs 0", "--jobs must be at least 1, not 0"),
         (
@@ -43,7 +43,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--frozen-blocks resnet18=2", "--frozen-blocks has a value for resnet18"),
         ("--frozen-blocks small=1 small=2", "--frozen-blocks has two values for small"),
         ("--frozen-blocks 1 2", "--frozen-blocks has two values for every network"),
-        ("--epochs 0", "--epochs must be at least 1"),
+        ("--epochs 0", "--epochs must be from 1 to 1000000"),
         ("--data nowhere", "nowhere"),
         ("--val-per-class 0", "leaves no images to validate on; give a larger --val-per-class"),
         ("--method basic 'isda --fixed-trace 0.5'", "isda does not use --fixed-trace"),

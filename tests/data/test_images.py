@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_a_cache_that_cannot_be_written_ends_in_one_sentence(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     (tmp_path / "file").touch()
-    with pytest.raises(FileError, match=r"^cannot write .*file/.*npy: .*; choose another `cache` folder, or None$"):
+    with pytest.raises(FileError, match=r"^cannot write to .*file: .*; choose another `cache` folder, or None$"):
         decoded(samples, Preprocessing(8, 8), tmp_path / "file")
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(FileError, match="No space left on device; choose another `cache` folder"):
@@ -188,3 +189,22 @@ def test_boxes_of_random_size_have_the_distribution_of_random_resized_crop() -> 
 def test_wrong_crops_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Preprocessing(12, 8, **options)
+
+
+def test_of_several_processes_one_process_decodes_into_the_cache(samples: Samples, tmp_path: Path) -> None:
+    """The file appears while this process waits for the other one, and is then used."""
+    settings = Preprocessing(24, 20)
+    decoded(samples, settings, tmp_path / "before")
+    file, before = (cache_file(samples, settings, tmp_path / name) for name in ("cache", "before"))
+    script = "import sys, time, shutil, pathlib, semaug.util.locks as l\nfile = pathlib.Path(sys.argv[1])\n"
+    script += "with l.locked(file.parent, file.stem + '.lock'):\n print('locked', flush=True)\n time.sleep(1)\n"
+    script += " shutil.copy(sys.argv[2], file)"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(file), str(before)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        steps: list[int] = []
+        decoded(samples, settings, tmp_path / "cache", progress=lambda done, total: steps.append(done))
+    assert not steps, "nothing was decoded here"
+    assert [found.name for found in (tmp_path / "cache").iterdir()] == [file.name]

@@ -17,6 +17,7 @@ from semaug.cli.main import main
 from semaug.data.images import Preprocessing
 from semaug.data.samples import load_image
 from semaug.inference import Classifier, export, load_classifier, open_classifier
+from semaug.inference.manifest import sign
 from semaug.inference.runs import read_metrics
 from semaug.network.models import SmallNet
 from semaug.util.errors import ModelError, SemaugError
@@ -73,9 +74,9 @@ def test_predict_and_evaluate_take_every_form_on_the_command_line(
 
 def test_damaged_metrics_are_one_sentence(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == []
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0}\n\n{"epoch": 1}\n')
-    assert [row["epoch"] for row in read_metrics(tmp_path)] == [0, 1]
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0}\n{"epo')
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n\n{"epoch": 2}\n')
+    assert [row["epoch"] for row in read_metrics(tmp_path)] == [1, 2]
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epo')
     with pytest.raises(SemaugError, match=r"cannot read .*metrics\.jsonl line 2"):
         read_metrics(tmp_path)
 
@@ -95,6 +96,7 @@ def test_onnx_without_the_files_beside_it_is_one_sentence(
 
 def test_a_file_that_is_not_a_model_is_one_sentence(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(b"\x80\x04code")
+    sign(folder)
     with pytest.raises(SemaugError, match="cannot be read as ONNX"):
         open_classifier(folder / "model.onnx")
     with pytest.raises(SemaugError, match="there is no file"):
@@ -105,11 +107,13 @@ def test_a_file_that_is_not_a_model_is_one_sentence(folder: Path) -> None:
 
 def test_onnx_must_match_the_files_beside_it(folder: Path) -> None:
     (folder / "classes.json").write_text('["a", "b"]')
+    sign(folder)
     with pytest.raises(ModelError, match=r"returns \(1, 3\) outputs, not \(1, 2\)"):
         open_classifier(folder / "model.onnx")
     config = json.loads((folder / "config.json").read_text())
     config["preprocessing"]["crop"] = 24
     (folder / "config.json").write_text(json.dumps(config))
+    sign(folder)
     with pytest.raises(ModelError, match=r"does not run on images of size \(3, 24, 24\)"):
         open_classifier(folder / "model.onnx")
 
@@ -129,6 +133,7 @@ def test_onnx_must_not_refer_to_other_files(folder: Path, tmp_path: Path, place:
         inner = onnx.helper.make_graph([], "inner", [], [], [outside])
         model.graph.node.insert(0, onnx.helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner))
     (folder / "model.onnx").write_bytes(model.SerializeToString())
+    sign(folder)
     with pytest.raises(SemaugError, match=r"refers to another file than model\.onnx\.data"):
         open_classifier(folder / "model.onnx")
 
@@ -155,11 +160,19 @@ CHANGES = {
         "resize should be a whole",
     ),
     "other keys": ("config.json", {"preprocessing": {"resize": 4, "crop": 1, "run": 1}}, "how images are prepared"),
-    "huge images": ("config.json", {"preprocessing": {"resize": 10**9, "crop": 10**9}}, "how images are prepared"),
-    "no deviation": ("config.json", {"preprocessing": {"resize": 40, "crop": 32, "std": [0, 0, 0]}}, "images are"),
+    "huge images": (
+        "config.json",
+        {"preprocessing": {"resize": 10**9, "crop": 10**9}},
+        "from 1 to 8192",
+    ),
+    "no deviation": (
+        "config.json",
+        {"preprocessing": {"resize": 40, "crop": 32, "std": [0, 0, 0]}},
+        "above 0",
+    ),
     "half a character": ("config.json", '{"model": "\\ud800"}', "half a character"),
     "huge name": ("config.json", {"model": "x" * 10_000}, "more than 1000 characters"),
-    "many processes": ("config.json", {"workers": 10**9}, "workers should be from 0 to 1000"),
+    "many processes": ("config.json", {"workers": 10**9}, "workers should be from 0 to 256"),
     "a number as data": ("config.json", {"data": 3}, "data should be text"),
     "long class": ("classes.json", json.dumps(["a" * 2000]), "more than 1000 characters"),
     "no classes": ("classes.json", "[]", "must have 1 to"),
@@ -176,6 +189,7 @@ def test_a_hostile_folder_is_one_sentence(folder: Path, change: str) -> None:
     if isinstance(content, dict):
         content = json.dumps({**json.loads((folder / file).read_text()), **content})
     (folder / file).write_text(content)
+    sign(folder)
     with pytest.raises(SemaugError, match=sentence) as caught:
         open_classifier(folder)
     assert "\n" not in str(caught.value)
@@ -191,6 +205,7 @@ def test_images_that_are_too_small_for_the_network_are_one_sentence(
     (folder / "config.json").write_text(json.dumps({**config, "preprocessing": dataclasses.asdict(small)}))
     classes = sorted(path.name for path in (photos / "test").iterdir())
     (folder / "classes.json").write_text(json.dumps(classes))
+    sign(folder)
     options = {"predict": [photos / "test"], "evaluate": ["--data", photos], "export": [tmp_path / "new", "--no-onnx"]}
     assert main([command, str(folder), *map(str, options[command])]) == 2
     *_, line = capsys.readouterr().err.strip().splitlines()
@@ -200,9 +215,11 @@ def test_images_that_are_too_small_for_the_network_are_one_sentence(
 def test_weights_that_are_code_or_damaged_are_refused(folder: Path) -> None:
     tensors = load((folder / "model.safetensors").read_bytes())  # not memory-mapped: the file is overwritten below
     (folder / "model.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'touch owned'\ntR.")
+    sign(folder)
     with pytest.raises(SemaugError, match="cannot read weights"):
         open_classifier(folder)
     save_file({**tensors, "more": torch.zeros(3)}, folder / "model.safetensors")
+    sign(folder)
     with pytest.raises(SemaugError, match="do not fit a test_resnet"):
         open_classifier(folder)
 

@@ -49,7 +49,8 @@ def test_an_exported_folder_is_loaded_like_a_run(classifier, photo, tmp_path):
     assert again.preprocessing == classifier.preprocessing
     batch = pixels(classifier, photo)
     assert torch.equal(again.probabilities(batch), classifier.probabilities(batch))
-    assert {file.name for file in report.files} == {"README.md", "classes.json", "config.json", "model.safetensors"}
+    names = {"README.md", "classes.json", "config.json", "manifest.json", "model.safetensors"}
+    assert {file.name for file in report.files} == names
     assert {file.name for file in (tmp_path / "new" / "out").iterdir()} == {file.name for file in report.files}
     assert report.onnx_difference is None
 
@@ -85,6 +86,7 @@ def test_a_run_directory_and_a_file_are_not_overwritten(classifier, tmp_path):
 
 
 def test_a_second_export_removes_old_onnx_files(classifier, tmp_path):
+    export(classifier, tmp_path, onnx=False)
     for name in ("model.onnx", "model.onnx.data"):
         (tmp_path / name).touch()
     export(classifier, tmp_path, onnx=False)

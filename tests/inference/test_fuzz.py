@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from fuzzing import examples, mutated, odd_json, outcome
 from semaug.cli.main import main
 from semaug.inference import open_classifier
+from semaug.inference.manifest import sign
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -22,14 +23,17 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @contextmanager
 def replaced(file: Path, content: bytes) -> Iterator[None]:
     """Another content for a while."""
-    before = file.read_bytes()
+    before, manifest = file.read_bytes(), (file.parent / "manifest.json").read_bytes()
     file.unlink()  # it may be mapped into memory
     file.write_bytes(content)
+    if file.name != "manifest.json":
+        sign(file.parent)  # otherwise the checksum alone would refuse it
     try:
         yield
     finally:
         file.unlink()
         file.write_bytes(before)
+        (file.parent / "manifest.json").write_bytes(manifest)
 
 
 def ends_well(*command: object) -> None:
@@ -49,12 +53,13 @@ def copied(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(run, tmp_path_factory.mktemp("copied") / "run"))
 
 
+NAMES = ["config.json", "classes.json", "split.json", "manifest.json", "evaluation.json", "metrics.jsonl"]
 COMMANDS = st.sampled_from(["evaluate", "predict", "export", "report", "figures"])
 
 
 @examples(40)
 @given(data=st.data(), command=COMMANDS)
-@pytest.mark.parametrize("name", ["config.json", "classes.json", "evaluation.json", "metrics.jsonl"])
+@pytest.mark.parametrize("name", NAMES)
 def test_run_directories(
     copied: Path, photos: Path, tmp_path: Path, name: str, data: st.DataObject, command: str
 ) -> None:

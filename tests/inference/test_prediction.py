@@ -21,6 +21,7 @@ from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
 from semaug.data.samples import load_image
 from semaug.inference.classifier import load_classifier
+from semaug.inference.manifest import sign
 from semaug.inference.prediction import Prediction, expand, predict, write
 from semaug.inference.runs import FORMAT
 from semaug.util.errors import SemaugError
@@ -38,6 +39,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory):
     model = timm.create_model("test_resnet", num_classes=len(CLASSES))
     torch.nn.init.normal_(model.get_classifier().weight)  # different images, different classes
     save_file(model.state_dict(), run / "model.safetensors")
+    sign(run)
     return load_classifier(run)
 
 

@@ -18,6 +18,7 @@ from PIL import Image
 from semaug.data.readers import read_data
 from semaug.data.samples import embedded_birds
 from semaug.inference.classifier import load_classifier
+from semaug.inference.manifest import sign
 from semaug.inference.runs import read_metrics
 from semaug.isda.sources import class_statistics
 from semaug.report import figures
@@ -193,6 +194,7 @@ def test_runs_of_other_classes_are_not_compared(runs: Runs, tmp_path: Path) -> N
     shutil.copytree(runs["basic"], other)
     names = json.loads((other / "classes.json").read_text())
     (other / "classes.json").write_text(json.dumps(names[::-1]))
+    sign(other)
     with pytest.raises(SemaugError, match="same classes"):
         tsne({"basic": runs["basic"], "other": other})
 
@@ -447,6 +449,7 @@ def test_names_stay_text(runs: Runs, tmp_path: Path) -> None:
     shutil.copytree(runs["isda"], run)
     names = json.loads((run / "classes.json").read_text())
     (run / "classes.json").write_text(json.dumps([hostile, *names[1:]]))
+    sign(run)
     samples = run_images(load_classifier(runs["isda"]))
     for figure in (
         tsne({"<b>": run}, samples, limit=8),
@@ -464,6 +467,7 @@ def test_settings_of_unknown_origin_end_in_a_sentence(runs: Runs, tmp_path: Path
     run = tmp_path / "run"
     shutil.copytree(runs["learnable"], run)
     write_json(run / "config.json", {**read_json(run / "config.json"), **change})
+    sign(run)
     with pytest.raises(
         SemaugError, match="has no Σ|does not fit the settings|method should be text|should be an object"
     ):

@@ -10,6 +10,7 @@ from textwrap import dedent
 import pytest
 
 from semaug.cli.main import main
+from semaug.inference.manifest import sign
 from semaug.report.canvas import to_png
 from semaug.report.charts import Series, rows
 from semaug.report.figures import FIGURES, Figure, FigureKind, draw, write
@@ -117,6 +118,7 @@ def test_images_without_which_a_run_was_trained_are_left_out(
     assert "images cannot be read: train/" in capsys.readouterr().err, "of these it takes the statistics"
     settings = read_json(run / "config.json")
     write_json(run / "config.json", {**settings, "on_bad_image": "stop"})
+    sign(run)
     assert figures("confusions", run, "--output", tmp_path / "out") == 2
     assert "cannot read the image" in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from scipy import stats
 
 from photos import photo_folder
 from semaug.cli.main import main
+from semaug.inference.manifest import sign
 from semaug.studies.compare import ArmResult, Comparison, FinishedRun, ValidationSplit, read_results
 from semaug.studies.grid import Arm, Candidate, CompareConfig
 from semaug.studies.paired import Difference, paired
@@ -75,7 +77,7 @@ def test_every_method_is_trained_with_every_seed_and_the_numbers_are_those_of_th
 def test_the_methods_of_a_seed_share_their_settings_and_their_split(first: Path) -> None:
     configs = [json.loads(file.read_text()) for file in sorted((first / "runs").glob("*-s1/config.json"))]
     differing = {key for key in configs[0] if configs[0][key] != configs[1][key]}
-    assert differing <= {"method", "output", "started", "augmentation"}
+    assert differing <= {"method", "output", "run", "started", "augmentation"}
     assert configs[0]["seed"] == 1
 
 
@@ -98,6 +100,31 @@ def test_only_missing_runs_are_trained(photos: Path, first: Path, capsys: pytest
     assert [cell["relative_time"] for cell in cells] == [None, None]
     assert cells[1]["difference"]["count"] == 3
     assert any(line in shown.out for line in ("over 3 seeds (", "do not separate these methods"))
+
+
+def test_a_damaged_run_is_repeated_or_named(
+    photos: Path, first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Path(shutil.copytree(first, tmp_path / "output"))
+    options = ["--model", "small", "--method", "basic", "isda", "--seeds", "0", "1"]
+    run = min((output / "runs").glob("*-basic-*-s0"))
+    before = content(first)["cells"][0]["runs"][0]
+    for name in ("metrics.jsonl", "evaluation.json"):
+        (run / name).write_text((run / name).read_text().replace('top1": ', 'top1": 7'))
+        assert semaug(photos, output, *options) == 0
+        assert "1 run to train, 3 finished already" in capsys.readouterr().err
+        assert content(output)["cells"][0]["runs"][0] == before
+    shutil.rmtree(run / "checkpoints")
+    metrics = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(metrics.replace('val_top1": ', 'val_top1": 7'))
+    assert semaug(photos, output, *options) == 2
+    shown = capsys.readouterr()
+    assert f"Failed: {run.name}: " in shown.out
+    assert "metrics.jsonl is damaged or was changed" in shown.out
+    sign(run)
+    assert semaug(photos, output, *options) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("semaug: ")]
+    assert line.endswith("metrics.jsonl line 1: val_top1 should be from 0 to 1")
 
 
 def test_a_run_that_fails_is_named_and_the_others_finish(
@@ -306,6 +333,7 @@ def test_times_are_compared_if_runs_were_trained_alone(tmp_path: Path) -> None:
         times = [(0.4, 50.0), (0.8, seconds), (0.6, seconds), (0.5, seconds + 9)]
         lines = [json.dumps({"val_top1": top1, "seconds": time}) for top1, time in times]
         (run / "metrics.jsonl").write_text("\n".join(lines))
+        sign(run)
     results = read_results(config, alone=True)
     assert [result.time for result in results] == [1.0, pytest.approx((3.0 + 4.5) / (2.0 + 4.5))]
     assert [result.runs[0].top1 for result in results] == [80.0, 80.0]  # of the validation split, not of the test split

@@ -11,6 +11,7 @@ import pytest
 
 from photos import photo_folder
 from semaug.cli.main import main
+from semaug.inference.manifest import sign
 from semaug.report.figures import FIGURES, FigureKind
 from semaug.studies import drawing, presets, theorem
 from semaug.studies.bench import VARIANTS, BenchConfig, Timing
@@ -155,6 +156,7 @@ def finish(cell: Cell, setup: Setup, seed: int, top1: float) -> None:
     (run / "model.safetensors").write_bytes(b"")
     (run / "evaluation.json").write_text(json.dumps({"top1": top1, "split": "test"}))
     (run / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "variance_mean": 0.5, "augmentation_share": 0.1}) + "\n")
+    sign(run)
 
 
 def test_means_spreads_and_differences(tmp_path: Path) -> None:

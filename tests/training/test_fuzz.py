@@ -1,6 +1,7 @@
-"""Damaged checkpoints are refused in one sentence, also if their checksum is right."""
+"""Damaged checkpoints, also with a right checksum, and any number as a setting: a result or one sentence."""
 
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from hypothesis import strategies as st
 
 from fuzzing import examples, mutated, outcome
 from semaug.training import checkpoints
+from semaug.training.methods import Augmentation
+from semaug.training.settings import TrainConfig
+from semaug.util.errors import SettingError
+from semaug.util.ranges import ranges
 
 pytestmark = pytest.mark.filterwarnings("ignore:semaug:UserWarning")
 
@@ -30,3 +35,19 @@ def test_checkpoints(tmp_path: Path, data: st.DataObject, signed: bool) -> None:
         path.write_bytes(data.draw(mutated(path.read_bytes(), near=100)))
     state, _ = outcome(checkpoints.load, path)
     assert state is None or isinstance(state, dict)
+
+
+SETTINGS = {name: TrainConfig for name in ranges(TrainConfig)} | {name: Augmentation for name in ranges(Augmentation)}
+
+
+@examples(200)
+@given(name=st.sampled_from(sorted(SETTINGS)), value=st.floats() | st.integers() | st.integers(-2, 2))
+def test_numbers(name: str, value: float) -> None:
+    kind = SETTINGS[name]
+    settings = kind(**{name: value})
+    config = settings if isinstance(settings, TrainConfig) else TrainConfig(augmentation=settings)
+    if value in ranges(kind)[name]:
+        assert config.resolve() is not None
+    else:
+        with pytest.raises(SettingError, match=f"^`{name}` must be {re.escape(str(ranges(kind)[name]))}, not "):
+            config.resolve()

@@ -355,6 +355,12 @@ def test_a_full_disk_ends_training_with_one_sentence_and_leaves_the_old_checkpoi
     assert soak.differences(run, tmp_path / "undisturbed") == []
 
 
+def run_of(checkpoint: Path) -> str:
+    """The run that a checkpoint is marked with."""
+    title, _ = checkpoint.read_bytes().split(b"\n", 1)
+    return title.split()[-1].decode()
+
+
 def test_a_checkpoint_of_another_network_is_refused_in_one_sentence(
     photos: Path, tmp_path: Path, before_step: BeforeStep
 ) -> None:
@@ -363,7 +369,7 @@ def test_a_checkpoint_of_another_network_is_refused_in_one_sentence(
     state = checkpoints.load(file)
     assert state is not None
     del state["model"]["head.weight"]
-    checkpoints.save(file, state)
+    checkpoints.save(file, state, run_of(file))
     with pytest.raises(SemaugError, match="does not fit this run"):
         train(settings)
 
@@ -384,8 +390,9 @@ def test_code_in_weights_or_in_a_checkpoint_is_refused_and_not_run(
     with pytest.raises(SemaugError, match="other formats can hold code"):
         train(quick_config(photos, tmp_path / "other", weights=tmp_path / "evil.pth"))
     settings = stopped(photos, tmp_path / "run", before_step, 1)
-    checkpoints.save(tmp_path / "run" / "checkpoints" / "last", evil)
-    checkpoints.previous(tmp_path / "run" / "checkpoints" / "last").unlink()
+    file = tmp_path / "run" / "checkpoints" / "last"
+    checkpoints.save(file, evil, run_of(file))
+    checkpoints.previous(file).unlink()
     with (
         pytest.warns(UserWarning, match="damaged"),
         pytest.raises(SemaugError, match="no checkpoint in .* can be read"),

@@ -116,9 +116,9 @@ def test_training_goes_on_while_a_checkpoint_is_written(
             begun.set()
         return original(self, *batch)
 
-    def slow(path: Path, content: dict[str, Any]) -> None:
+    def slow(path: Path, content: dict[str, Any], run: str) -> None:
         assert begun.wait(60)
-        save(path, content)
+        save(path, content, run)
 
     monkeypatch.setattr(LearnableAugmentation, "step", step)
     monkeypatch.setattr(checkpoints, "save", slow)

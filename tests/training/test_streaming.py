@@ -140,7 +140,7 @@ def test_an_unreadable_test_image_costs_no_training(photos: Path, tmp_path: Path
     assert read_json(run / "evaluation.json")["count"] == len(images) - 1
 
 
-def test_within_an_epoch_the_images_must_stay_the_same(photos: Path, tmp_path: Path, before_step: BeforeStep) -> None:
+def test_a_run_resumes_on_the_same_images_only(photos: Path, tmp_path: Path, before_step: BeforeStep) -> None:
     folder = Path(shutil.copytree(photos, tmp_path / "photos"))
     settings = quick_config(folder, tmp_path / "run", images_on="stream", epochs=1)
     before_step(lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 0 else None)
@@ -148,7 +148,7 @@ def test_within_an_epoch_the_images_must_stay_the_same(photos: Path, tmp_path: P
         train(settings)
     first, *_ = sorted((folder / "train").rglob("*.png"))
     shutil.copy(first, first.with_name("copy.png"))
-    with pytest.raises(SemaugError, match="interrupted within an epoch of 18 training images, and now there are 19"):
+    with pytest.raises(SemaugError, match=r"the images .* are not those that the run in .* began with"):
         train(settings)
     first.with_name("copy.png").unlink()
     train(settings)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, cast
 import tyro
 from rich.console import Console
 
-from semaug.cli.common import Command, command_line, with_flags
+from semaug.cli.common import Command, command_line, show_ranges, with_flags
 from semaug.isda.strength import StrengthOption
 from semaug.network.network import FrozenBlocks
 from semaug.studies.grid import Candidate, CompareConfig
@@ -21,6 +21,7 @@ from semaug.util.errors import SettingError, TrainingError
 from semaug.util.names import printable
 
 Value = TypeVar("Value")
+show_ranges(TrainConfig, Augmentation)
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ class Evaluate(Command):
 
     def run(self) -> None:
         from semaug.data.readable import readable_splits
-        from semaug.data.readers import read_data, refuse_ambiguity, training_splits
+        from semaug.data.readers import read_data, refuse_ambiguity
         from semaug.inference.classifier import open_classifier
         from semaug.inference.evaluation import evaluate
-        from semaug.inference.runs import split_settings
+        from semaug.inference.runs import splits_of_run
         from semaug.util.files import write_json
         from semaug.util.progress import Progress
 
@@ -54,7 +54,7 @@ class Evaluate(Command):
         root = config.get("data_root")
         data = read_data(name, self.data_root or (None if root is None else Path(root)))
         own = self.data is None
-        splits = training_splits(data, **split_settings(config)) if own else data.splits
+        splits = splits_of_run(classifier.folder, config, data) if own else data.splits
         split: str = self.split or ("test" if "test" in splits else "val" if own else next(iter(splits)))
         if split not in splits:
             raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(splits)}")

@@ -7,10 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
-from semaug.cli.common import Command, show
+from semaug.cli.common import Command, show, show_ranges
+from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig, required
 from semaug.util import distributed
 from semaug.util.errors import DataError, SettingError
+
+show_ranges(TrainConfig, Augmentation)
 
 
 @dataclass(frozen=True)

@@ -327,6 +327,6 @@ class Birds(Dataset[tuple[Any, int]]):
     def name(self, i: int) -> str:
         return f"{self.split}/{self.classes[self.labels[i]]}/{i}"
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, *, dates: bool = True) -> str:
         parameters = (VERSION, self.split, len(self.species), len(self), self.size, self.seed)
         return hashlib.sha256(repr(parameters).encode()).hexdigest()

@@ -5,7 +5,7 @@ import os
 import platform
 import re
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from semaug.data.samples import Samples, why_unreadable
 from semaug.util.errors import DataError, FileError, SettingError
+from semaug.util.locks import locked
 from semaug.util.names import printable
 from semaug.util.processes import is_other_process, ordered_map
 from semaug.util.progress import ProgressCallback as ProgressCallback
@@ -273,7 +274,7 @@ def decode_into_cache(
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Unreadable:
-    """Write the cache file of a split, unless it exists.
+    """Write the cache file of a split, unless it exists; of processes with the same images, one decodes them.
 
     Args:
         samples: The split.
@@ -291,13 +292,24 @@ def decode_into_cache(
     file = cache_file(samples, preprocessing, cache)
     if file.exists():
         return {}
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(cache, f"{file.stem}.lock", wait=True))
+        except FileError as error:
+            raise FileError(f"{error}; choose another `cache` folder, or None") from error
+        # Another process may have decoded the same images meanwhile.
+        return {} if file.exists() else _fill_cache(file, samples, preprocessing, workers, progress)
+
+
+def _fill_cache(
+    file: Path, samples: Samples, preprocessing: Preprocessing, workers: int, progress: ProgressCallback | None
+) -> Unreadable:
     # The folder may be shared between machines.
     machine = re.sub(r"[^A-Za-z0-9]", "-", platform.node())
     unfinished = file.with_suffix(f".{machine}.{os.getpid()}.part")
     try:
         try:
-            cache.mkdir(parents=True, exist_ok=True)
-            for leftover in cache.glob(f"{file.stem}.{machine}.*.part"):
+            for leftover in file.parent.glob(f"{file.stem}.{machine}.*.part"):
                 if not is_other_process(int(leftover.suffixes[-2][1:])):
                     leftover.unlink(missing_ok=True)
             pixels = _allocated(unfinished, (len(samples), preprocessing.resize, preprocessing.resize, 3))

@@ -49,8 +49,12 @@ class Samples(Protocol):
     def name(self, i: int) -> str:
         """A name for image `i` that a person recognises: its path, as a rule."""
 
-    def fingerprint(self) -> str:
-        """A digest that changes whenever an image does; computed without reading all images."""
+    def fingerprint(self, *, dates: bool = True) -> str:
+        """A digest that changes whenever an image does; computed without reading all images.
+
+        Args:
+            dates: Whether the dates of files count, or only their names and sizes.
+        """
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,14 @@ def ignored_files(ignored: Mapping[str, int]) -> str:
     count = sum(ignored.values())
     hint = "; pip install pillow-heif to read .heic" if {".heic", ".heif"} & set(ignored) else ""
     return f"{count} {'file of another type' if count == 1 else 'files of other types'} ignored ({types}){hint}"
+
+    def fingerprint(self) -> str:
+        """A digest of the classes, and of the names, sizes and labels of all images."""
+        digest = hashlib.sha256(repr(self.classes).encode())
+        for split, samples in self.splits.items():
+            digest.update(f"\0{split}\0{samples.fingerprint(dates=False)}".encode())
+            digest.update(np.array(samples.labels, dtype=np.int64).tobytes())
+        return digest.hexdigest()
 
 
 def load_image(path: Path | str) -> Image.Image:
@@ -211,12 +223,12 @@ class ImageFiles:
         file = self.files[i]
         return str(file.relative_to(self.root)) if file.is_relative_to(self.root) else str(file)
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, *, dates: bool = True) -> str:
         digest = hashlib.sha256()
         for i, file in enumerate(self.files):
             try:
                 status = file.stat()
-                state = f"{status.st_size}\0{status.st_mtime_ns}"
+                state = f"{status.st_size}\0{status.st_mtime_ns if dates else ''}"
             except OSError:
                 state = "absent"
             digest.update(f"{self.name(i)}\0{state}\n".encode())
@@ -263,8 +275,9 @@ class Subset:
     def name(self, i: int) -> str:
         return self.whole.name(self.indices[i])
 
-    def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.whole.fingerprint()}{tuple(self.indices)}".encode()).hexdigest()
+    def fingerprint(self, *, dates: bool = True) -> str:
+        whole = self.whole.fingerprint(dates=dates)
+        return hashlib.sha256(f"{whole}{tuple(self.indices)}".encode()).hexdigest()
 
 
 def subset(samples: Samples, indices: Sequence[int]) -> Subset:

@@ -266,7 +266,7 @@ class ShardedImages:
     def name(self, i: int) -> str:
         return _read_part(_table_file(self.files[self.shard[i]]), self.table[i, 3:]).decode(errors="replace")
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, *, dates: bool = True) -> str:
         return self.digest
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from semaug.data.images import Preprocessing
 from semaug.inference.loop import predict_logits
+from semaug.inference.manifest import verify
 from semaug.inference.onnx_model import OnnxModel
 from semaug.inference.runs import read_description
 from semaug.network.models import build_model, read_weights
@@ -28,6 +29,7 @@ class Classifier:
         preprocessing: How an image becomes an input.
         name: Name of the architecture, as in :func:`semaug.network.models.build_model`.
         config: The settings of its training; may be empty.
+        folder: The folder that it was loaded from; None if it was not.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2))
@@ -41,6 +43,7 @@ class Classifier:
     preprocessing: Preprocessing
     name: str
     config: dict[str, Any]
+    folder: Path | None = None
 
     def probabilities(self, pixels: Tensor) -> Tensor:
         """Class probabilities (N, C), in fp32 on the CPU, of uint8 pixels (N, resize, resize, 3).
@@ -101,6 +104,7 @@ def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier
     file = run / "model.safetensors"
     if not file.is_file():
         raise RunError(f"{run} has no model.safetensors: its training has not finished; run the same command again")
+    verify(run, file.name)
     weights = read_weights(file)
     if not any(value.ndim and value.shape[0] == len(classes) for value in weights.values()):
         raise ModelError(f"no tensor in {file} fits the {len(classes)} classes of {run}")
@@ -113,7 +117,7 @@ def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier
     except Exception as error:  # libraries that build networks raise many types
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelError(f"the weights of {run} do not fit a {name}: {reason}") from error
-    return Classifier(model.to(device).eval(), classes, preprocessing, name, config)
+    return Classifier(model.to(device).eval(), classes, preprocessing, name, config, run)
 
 
 def open_classifier(path: Path, device: str | torch.device = "cpu") -> Classifier:
@@ -143,5 +147,6 @@ def open_classifier(path: Path, device: str | torch.device = "cpu") -> Classifie
             beside = "" if file is path else f"; it must be beside {path} and describes its inputs and outputs"
             raise FileError(f"there is no file {file}{beside}")
     name, classes, preprocessing, config = read_description(path.parent)
+    verify(path.parent, path.name, *([f"{path.name}.data"] if path.with_name(f"{path.name}.data").exists() else []))
     model = OnnxModel(path, preprocessing.crop, len(classes))
-    return Classifier(model.eval(), classes, preprocessing, name, config)
+    return Classifier(model.eval(), classes, preprocessing, name, config, path.parent)

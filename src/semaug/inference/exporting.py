@@ -23,16 +23,19 @@ from semaug.data import birds
 from semaug.data.images import Preprocessing
 from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import SCORES
+from semaug.inference.manifest import NAME, read_manifest, sign
 from semaug.inference.onnx_model import OnnxModel, import_onnx
 from semaug.inference.runs import FORMAT
 from semaug.network.blocks import find_head
 from semaug.network.models import V1
 from semaug.util.errors import FileError, ModelError
 from semaug.util.files import write_atomically, write_json
+from semaug.util.names import some
 
 MAX_LOGIT = 1e6  # far beyond those of a trained classifier
 TOLERANCE = 1e-4  # of logits, relative to the largest one if that is above 1
 _ONNX_FILES = ("model.onnx", "model.onnx.data")
+_FILES = ("README.md", "classes.json", "config.json", NAME, "model.safetensors", *_ONNX_FILES)
 _ONE_FILE_BYTES = 1_500_000_000  # a protobuf file holds at most 2 GB
 # No paths: they would reveal something about the training machine.
 _SETTINGS = ("version", "method", "composite", "epochs", "seed", "select")
@@ -82,6 +85,10 @@ def export(
         raise FileError(f"cannot export to {folder}: it is not a folder")
     if (folder / "checkpoints").exists() or (folder / "metrics.jsonl").exists():
         raise FileError(f"{folder} is a run directory, which an export would overwrite; choose another `folder`")
+    is_export = (folder / NAME).exists() and "run" not in read_manifest(folder)
+    foreign = [name for name in _FILES if (folder / name).exists() and not is_export]
+    if foreign:
+        raise FileError(f"{folder} holds {some(foreign)}, not from an export; choose another `folder`")
     if evaluation is not None and "split" not in evaluation:
         raise ValueError("an evaluation must name the split on which it was made")
     if onnx:
@@ -116,9 +123,9 @@ def export(
     write_json(folder / "config.json", settings)
     card = _model_card(classifier, settings=settings, options=options, hub=hub, onnx=onnx, evaluation=evaluation)
     write_atomically(folder / "README.md", card.encode())
-    names = ("README.md", "classes.json", "config.json", "model.safetensors", *_ONNX_FILES)
+    sign(folder)
     return ExportReport(
-        files=tuple(folder / name for name in names if (folder / name).exists()),
+        files=tuple(folder / name for name in _FILES if (folder / name).exists()),
         onnx_difference=onnx_difference,
         hub_difference=_hub_difference(model, inputs, folder) if hub else None,
     )

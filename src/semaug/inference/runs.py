@@ -2,6 +2,8 @@
 
 config.json          all settings, the version of semaug, the composite model and the preprocessing
 classes.json         class names in the order of the outputs
+split.json           the validation images by class, if they were drawn from the training images
+manifest.json        name of the run, fingerprint of its data, and checksums of the other files
 bad_images.json      unreadable images, if there are any
 metrics.jsonl        one line per epoch; metrics.csv holds the same as a table
 checkpoints/last     where training resumes; checkpoints/best: the best epoch so far on the validation split
@@ -17,23 +19,43 @@ from typing import Any, Literal, NamedTuple, NotRequired, Required, TypedDict
 
 from semaug.data.annotations import MAX_CLASS_NAME
 from semaug.data.images import Preprocessing
-from semaug.util.errors import RunError
+from semaug.data.readers import training_splits
+from semaug.data.samples import DataSet, Samples, subset
+from semaug.inference.manifest import verify
+from semaug.util.errors import DataError, RunError
+from semaug.util.files import write_json
+from semaug.util.names import some
+from semaug.util.ranges import (
+    Accuracy,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Portion,
+    Positive,
+    Seed,
+    Share,
+    Side,
+    SideOrZero,
+    Workers,
+)
 from semaug.util.untrusted import read_json, read_json_lines
 
 FORMAT = 1  # of the run directory; raised when an older version of semaug would misread it
 # Limits for folders from unknown sources: memory is allocated for these sizes before the weights are read.
-MAX_CLASSES, MAX_SIDE, MAX_WORKERS = 100_000, 8192, 1000
+MAX_CLASSES = 100_000
 
 
 class _Preprocessing(TypedDict):
-    resize: int
-    crop: int
+    resize: Side
+    crop: Side
     shape: NotRequired[Literal["squash", "aspect"]]
     mean: NotRequired[tuple[float, float, float]]
-    std: NotRequired[tuple[float, float, float]]
+    std: NotRequired[tuple[Positive, Positive, Positive]]
+    crop_scale: NotRequired[Portion | None]
+    padding: NotRequired[SideOrZero]
 
 
-class _Settings(TypedDict, total=False):
+class Settings(TypedDict, total=False):
     """The part of config.json that is read back; in an exported folder much of it is absent."""
 
     model: Required[str]
@@ -43,27 +65,37 @@ class _Settings(TypedDict, total=False):
     data: str | None
     data_root: str | None
     method: str
-    epochs: int
-    seed: int
+    epochs: Count
+    seed: Seed
     select: Literal["val", "last", "test"]
-    val_per_class: int | None
-    val_fraction: float
+    val_per_class: CountOrZero | None
+    val_fraction: Share
     on_bad_image: Literal["stop", "skip"]
-    workers: int
+    workers: Workers
     cache: str | None
     augmentation: dict[str, Any]
 
 
 class _Evaluation(TypedDict, total=False):
-    """The part of evaluation.json that a model card shows."""
+    """The part of evaluation.json that is read back."""
 
     split: Required[str]
+    best_epoch: Count
     count: int
-    top1: float
-    top5: float
-    mean_class_accuracy: float
+    top1: Required[Accuracy]
+    top5: Accuracy
+    mean_class_accuracy: Accuracy
     cross_entropy: float
     calibration_error: float
+
+
+class Epoch(TypedDict, total=False):
+    """The part of a line of metrics.jsonl that is read back."""
+
+    epoch: Count
+    seconds: NotNegative
+    train_accuracy: Accuracy
+    val_top1: Accuracy
 
 
 class Description(NamedTuple):
@@ -88,20 +120,17 @@ def read_description(folder: Path) -> Description:
     version = read_json(file, dict[str, Any]).get("format")
     if version != FORMAT:
         raise RunError(f"{folder} has format {str(version)[:20]}, and this version of semaug reads format {FORMAT}")
-    config: dict[str, Any] = read_json(file, _Settings)
+    config: dict[str, Any] = read_json(file, Settings)
     classes = read_json(folder / "classes.json", list[str])
     if not 1 <= len(set(classes)) == len(classes) <= MAX_CLASSES:
         raise RunError(f"{folder / 'classes.json'} must have 1 to {MAX_CLASSES} names, none twice")
     if max(map(len, [config["model"], *classes])) > MAX_CLASS_NAME:
         raise RunError(f"the name of a class or network in {folder} has more than {MAX_CLASS_NAME} characters")
-    if not 0 <= config.get("workers", 0) <= MAX_WORKERS:
-        raise RunError(f"cannot read {file}: workers should be from 0 to {MAX_WORKERS}")
     try:
         preprocessing = Preprocessing.from_json(config["preprocessing"])
-    except TypeError:  # unknown keys
-        preprocessing = None
-    if preprocessing is None or preprocessing.resize > MAX_SIDE or min(preprocessing.std) <= 0:
-        raise RunError(f"{file} does not describe how images are prepared for the network")
+    except TypeError as error:  # unknown keys
+        raise RunError(f"{file} does not describe how images are prepared for the network") from error
+    verify(folder, "config.json", "classes.json")
     return Description(config["model"], tuple(classes), preprocessing, config)
 
 
@@ -114,10 +143,60 @@ def read_evaluation(run: Path) -> dict[str, Any] | None:
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Read the metrics of all epochs of a run directory, in order; none if no epoch has finished."""
     file = run / "metrics.jsonl"
-    return read_json_lines(file, dict[str, Any]) if file.exists() else []
+    return read_json_lines(file, Epoch) if file.exists() else []
 
 
 def split_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Select from a run's config.json the keyword arguments of :func:`semaug.data.readers.training_splits`."""
     names = ("select", "val_per_class", "val_fraction", "seed")
     return {name: config[name] for name in names if name in config}
+
+
+def write_split(folder: Path, data: DataSet, settings: Mapping[str, Any]) -> None:
+    """Write the validation images of a run to split.json; if they are a split of the data set, remove an old one.
+
+    Args:
+        folder: The run directory.
+        data: The data set.
+        settings: As :func:`split_settings` returns them.
+    """
+    if settings.get("select", "val") != "val" or "val" in data.splits:
+        (folder / "split.json").unlink(missing_ok=True)
+        return
+    held_out = training_splits(data, **settings)["val"]
+    names: dict[str, list[str]] = {}
+    for i, label in enumerate(held_out.labels):
+        names.setdefault(data.classes[label], []).append(held_out.name(i))
+    write_json(folder / "split.json", names)
+
+
+def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet) -> dict[str, Samples]:
+    """The splits of a run, with the validation images that it held out; images added since count as training images.
+
+    Args:
+        folder: The run directory. In an exported folder, or without one, there is no split.json, and validation images
+            are drawn.
+        config: Its config.json.
+        data: The data set.
+
+    Returns:
+        "train", "val" and, if the data set has one, "test".
+
+    Raises:
+        DataError: Validation images of the run are missing or have other labels now.
+        SettingError: There is no test split to select on.
+    """
+    splits = training_splits(data, **split_settings(config))
+    if folder is None or not (folder / "split.json").exists():
+        return splits
+    verify(folder, "split.json")
+    stored: dict[str, list[str]] = read_json(folder / "split.json", dict[str, list[str]])
+    wanted, pool = {(label, name) for label, names in stored.items() for name in names}, data.splits["train"]
+    keys = [(data.classes[label], pool.name(i)) for i, label in enumerate(pool.labels)]
+    missing = sorted(wanted - set(keys))
+    if missing:
+        names = some(name for _, name in missing)
+        raise DataError(f"validation images of {folder} are missing or have another label in {data.name}: {names}")
+    splits["val"] = subset(pool, [i for i, key in enumerate(keys) if key in wanted])
+    splits["train"] = subset(pool, [i for i, key in enumerate(keys) if key not in wanted])
+    return splits

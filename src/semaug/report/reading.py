@@ -1,6 +1,5 @@
 """The files of a run directory, read so that an incomplete or damaged run is shown as far as possible."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -8,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from semaug.inference.runs import Epoch
 from semaug.report.canvas import slots
 from semaug.training.methods import METHODS
 from semaug.util.errors import RunError, SemaugError
-from semaug.util.untrusted import MAX_JSON_BYTES, read_bytes, read_json
+from semaug.util.untrusted import MAX_JSON_BYTES, parse_json, read_bytes, read_json
 
 _LARGEST = 1e100  # numbers beyond are nonsense, and axes cannot show them
 _PICTURE = re.compile(r"data:image/(jpeg|png);base64,[A-Za-z0-9+/]+=*")
@@ -169,12 +169,9 @@ def _metrics(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     text = read_bytes(path, MAX_JSON_BYTES).decode(errors="replace") if path.is_file() else ""
     for line in filter(str.strip, text.splitlines()):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            rows.append(parse_json(line.encode(), path, Epoch))
+        except SemaugError:
             notes.append(f"a line of {path.name} cannot be read and is left out")
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
     return rows
 
 

@@ -3,7 +3,6 @@
 import json
 import statistics
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 from rich.table import Table
 
 from semaug.data.readers import read_data, training_splits
-from semaug.inference.runs import read_metrics
+from semaug.inference.manifest import is_complete
+from semaug.inference.runs import read_evaluation, read_metrics
 from semaug.report import write_report
 from semaug.studies.bench.result import versions
 from semaug.studies.grid import Arm, CompareConfig
@@ -19,8 +19,9 @@ from semaug.studies.paired import CHANCE, Difference, mean_and_deviation, paired
 from semaug.studies.tables import TextTable, signed, with_error
 from semaug.studies.workers import default_jobs, train_all
 from semaug.training.settings import TrainConfig, required
-from semaug.util.errors import DataError, SemaugError
+from semaug.util.errors import DataError, RunError
 from semaug.util.files import write_atomically, write_json
+from semaug.util.locks import locked
 from semaug.util.progress import Progress
 from semaug.util.untrusted import read_json
 
@@ -217,6 +218,7 @@ def compare(config: CompareConfig) -> Comparison:
     Raises:
         SettingError: A setting is wrong. Nothing was trained then.
         DataError: The data cannot be read or leaves no images for validation.
+        FileError: Another process writes to the output folder, or a file cannot be read or written.
 
     Example:
         >>> methods = (Candidate("basic"), Candidate("learnable", {"fixed_trace": 0.5}))
@@ -224,10 +226,15 @@ def compare(config: CompareConfig) -> Comparison:
         >>> result.conclusions  # doctest: +SKIP
     """
     config.check()
+    split = _validation_split(config, Progress())
+    with locked(config.output):
+        return _compare(config, split)
+
+
+def _compare(config: CompareConfig, split: ValidationSplit) -> Comparison:
     progress = Progress()
-    split = _validation_split(config, progress)
     plan = config.runs()
-    missing = [run for run in plan if not _is_finished(required(run.output))]
+    missing = [run for run in plan if not is_complete(required(run.output), weights=False)]
     jobs = config.jobs or default_jobs()
     alone = _note_jobs(config.output / "jobs.json", plan, missing, jobs)
     failures = train_all(missing, jobs, config.output / "logs", progress, finished=len(plan) - len(missing))
@@ -250,13 +257,9 @@ def _validation_split(config: CompareConfig, progress: Progress) -> ValidationSp
     return ValidationSplit(len(splits["val"]), shared.select == "val" and "val" not in data.splits, "test" in splits)
 
 
-def _is_finished(run: Path) -> bool:
-    return (run / "model.safetensors").is_file() and (run / "evaluation.json").is_file()
-
-
 def _note_jobs(file: Path, plan: Sequence[TrainConfig], missing: Sequence[TrainConfig], jobs: int) -> bool:
     """Record how many runs were trained at a time; return whether each run of this comparison was trained alone."""
-    known: dict[str, int] = read_json(file) if file.is_file() else {}
+    known: dict[str, int] = read_json(file, dict[str, int]) if file.is_file() else {}
     at_a_time = min(jobs, len(missing))
     known |= {name: max(at_a_time, known.get(name, 1)) for name in (required(run.output).name for run in missing)}
     write_json(file, known)
@@ -265,14 +268,16 @@ def _note_jobs(file: Path, plan: Sequence[TrainConfig], missing: Sequence[TrainC
 
 def _read_run(config: TrainConfig) -> FinishedRun | None:
     run = required(config.output)
-    if not _is_finished(run):
+    if not is_complete(run, weights=False):
         return None
-    with suppress(SemaugError, ValueError, KeyError, IndexError, TypeError):  # a damaged run counts as missing
-        metrics, best = read_metrics(run), int(read_json(run / "evaluation.json")["best_epoch"])
+    metrics, evaluation = read_metrics(run), required(read_evaluation(run))
+    try:
+        best = evaluation["best_epoch"]
         seconds = statistics.median(row["seconds"] for row in metrics[len(metrics) // 2 :])
-        top1, last = (100 * float(row["val_top1"]) for row in (metrics[best - 1], metrics[-1]))
-        return FinishedRun(config.seed, top1, last, best, seconds, run.name)
-    return None
+        top1, last = (100 * row["val_top1"] for row in (metrics[best - 1], metrics[-1]))
+    except (KeyError, IndexError, statistics.StatisticsError) as error:
+        raise RunError(f"{run / 'metrics.jsonl'} does not have the accuracies and times of a finished run") from error
+    return FinishedRun(config.seed, top1, last, best, seconds, run.name)
 
 
 def read_results(config: CompareConfig, alone: bool) -> list[ArmResult]:
@@ -329,7 +334,7 @@ def _p(p: float) -> str:
 
 def _write_report(config: CompareConfig, plan: Sequence[TrainConfig], split: ValidationSplit) -> str:
     """Write the page about all runs if they are few enough; return a sentence about it."""
-    finished = [run for run in (required(run.output) for run in plan) if _is_finished(run)]
+    finished = [run for run in (required(run.output) for run in plan) if is_complete(run, weights=False)]
     page = config.output / "report.html"
     if 0 < len(finished) <= _MOST_REPORTED:
         write_report(finished, page)

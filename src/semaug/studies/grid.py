@@ -143,9 +143,6 @@ class CompareConfig:
             candidate.check()
         if self.strength != ("auto",) and not any(METHODS[candidate.method].augments for candidate in self.method):
             raise SettingError(f"`strength` is for methods that augment features; {', '.join(names)} do not")
-        for strength in self.strength:
-            if not isinstance(strength, str) and not 0 <= strength < float("inf"):
-                raise SettingError(f"`strength` must be at least 0, not {strength:g}")
         if self.jobs is not None and self.jobs < 1:
             raise SettingError(f"`jobs` must be at least 1, not {self.jobs}")
         for setting, networks in {"weights": self.weights, "frozen_blocks": self.frozen_blocks}.items():

@@ -16,8 +16,9 @@ from semaug.studies.scales import NETWORKS, Setup, draw_world, missing_data, tra
 from semaug.studies.workers import default_jobs, reason_of, train_all
 from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, required
-from semaug.util.errors import DataError, FileError, SettingError
+from semaug.util.errors import DataError, SettingError
 from semaug.util.files import write_atomically, write_json
+from semaug.util.locks import locked
 from semaug.util.progress import Progress
 
 _LEFT_OUT, _NOT_REQUESTED = "left out by the options", "not requested"
@@ -147,7 +148,7 @@ def reproduce(
     Raises:
         SettingError: A name is unknown or a setting is wrong. Nothing was trained then.
         DataError: The data folder is missing.
-        FileError: The output folder cannot be written.
+        FileError: The output folder cannot be written, or another process writes to it.
     """
     chosen = experiments(names)
     choice.check()
@@ -155,10 +156,17 @@ def reproduce(
         raise DataError(f"there is no folder {setup.data}")
     if jobs is not None and jobs < 1:
         raise SettingError(f"`jobs` must be at least 1, not {jobs}")
-    try:
-        setup.runs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"cannot write to {setup.output}: {error.strerror or error}") from error
+    with locked(setup.output):
+        return _reproduce(chosen, setup, choice, jobs, command)
+
+
+def _reproduce(
+    chosen: list[Experiment],
+    setup: Setup,
+    choice: Choice,
+    jobs: int | None,
+    command: Callable[[str, Sequence[int]], str],
+) -> Reproduction:
     progress, small = Progress(), setup.scale == "small"
     plan = make_plan(chosen, setup, choice)
     if small and setup.data is None:

@@ -6,20 +6,19 @@ A number appears only if a finished run gives it. Everything else is "not run", 
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from semaug.inference.manifest import is_complete
+from semaug.inference.runs import read_evaluation
 from semaug.studies.cells import DATASETS, Cell, Experiment, Extra
 from semaug.studies.paired import mean_and_deviation
 from semaug.studies.scales import Setup, data_note, missing_data, stand_in, train_config
 from semaug.studies.tables import TextTable, signed, with_error
 from semaug.training.settings import required
-from semaug.util.errors import SemaugError
-from semaug.util.untrusted import read_json
 
 NOT_RUN = "not run"
 
@@ -150,11 +149,10 @@ def finished_runs(cell: Cell, setup: Setup) -> tuple[SeedRun, ...]:
     runs = []
     for run in first.parent.glob(f"{stem}*"):
         seed = run.name.removeprefix(stem)
-        if not seed.isdecimal() or not (run / "model.safetensors").is_file():
+        if not seed.isdecimal() or not is_complete(run, weights=False):  # a damaged run is repeated
             continue
-        with suppress(SemaugError, KeyError, TypeError):  # a damaged run counts as missing
-            scores = read_json(run / "evaluation.json")
-            runs.append(SeedRun(int(seed), 100 * float(scores["top1"]), str(scores["split"]), run))
+        scores = required(read_evaluation(run))
+        runs.append(SeedRun(int(seed), 100 * scores["top1"], scores["split"], run))
     return tuple(sorted(runs, key=lambda run: run.seed))
 
 

@@ -1,7 +1,7 @@
 """Checkpoint files: written atomically with a checksum, read without running any code in them.
 
-A file is a line with the version, a line with the SHA-256 of that line and the rest, and the rest: what `torch.save`
-wrote.
+A file is a line with the version and the run that wrote it, a line with the SHA-256 of that line and the rest, and the
+rest: what `torch.save` wrote.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from semaug.util.errors import FileError, RunError
 from semaug.util.files import write_atomically
 
 State = dict[str, Any]
-VERSION = 2
-_HEADER = re.compile(rb"semaug checkpoint (\d{1,9})\n([0-9a-f]{64})\n")
+VERSION = 3
+_HEADER = re.compile(rb"semaug checkpoint (\d{1,9})(?: ([0-9a-f-]*))?\n([0-9a-f]{64})\n")
 
 
 def snapshot(state: State) -> State:
@@ -46,12 +46,18 @@ def snapshot(state: State) -> State:
     return copy
 
 
-def save(path: Path, state: State) -> None:
-    """Write a checkpoint of tensors and plain values; the file that it replaces is renamed to ``.previous``."""
+def save(path: Path, state: State, run: str = "") -> None:
+    """Write a checkpoint; the file that it replaces is renamed to ``.previous``.
+
+    Args:
+        path: The file.
+        state: Tensors and plain values.
+        run: The run that it belongs to, in hexadecimal digits and hyphens.
+    """
     buffer = io.BytesIO()
     torch.save(state, buffer)
     payload = buffer.getbuffer()
-    title = b"semaug checkpoint %d\n" % VERSION
+    title = b"semaug checkpoint %d %s\n" % (VERSION, run.encode())
     write_atomically(path, title, _checksum(title, payload) + b"\n", payload, keep=previous(path))
 
 
@@ -60,18 +66,22 @@ def previous(path: Path) -> Path:
     return path.with_name(path.name + ".previous")
 
 
-def load(path: Path) -> State | None:
+def load(path: Path, run: str | None = None) -> State | None:
     """Read the newest intact checkpoint, `path` or the one before it, onto the CPU; None if there is none.
 
     A damaged file is renamed to ``.damaged``, so that the next :func:`save` does not replace the intact one by it.
 
+    Args:
+        path: The file.
+        run: The run that it must belong to; None for any.
+
     Raises:
-        RunError: If no checkpoint is intact, or another version of semaug wrote it.
+        RunError: If no checkpoint is intact, or another run or another version of semaug wrote it.
         FileError: If the file cannot be read.
     """
     files = [file for file in (path, previous(path)) if file.exists()]
     for file in files:
-        state = _read(file)
+        state = _read(file, run)
         if state is not None:
             if file != path and path.exists():
                 path.replace(path.with_name(path.name + ".damaged"))
@@ -82,7 +92,7 @@ def load(path: Path) -> State | None:
     return None
 
 
-def _read(file: Path) -> State | None:
+def _read(file: Path, run: str | None) -> State | None:
     """The state in a file; None if it is damaged."""
     try:
         content = file.read_bytes()
@@ -92,11 +102,13 @@ def _read(file: Path) -> State | None:
     if header is None:
         return None
     payload = memoryview(content)[header.end() :]
-    if header[2] != _checksum(content[: header.start(2)], payload):
+    if header[3] != _checksum(content[: header.start(3)], payload):
         return None
     if int(header[1]) != VERSION:
         versions = f"checkpoint version {int(header[1])}; this one reads {VERSION}"
         raise RunError(f"another version of semaug wrote {file} ({versions}); use that one, or choose another `output`")
+    if run is not None and header[2] != run.encode():
+        raise RunError(f"{file} is a checkpoint of another run; restore that of this run, or choose another `output`")
     try:
         state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception:  # zip and pickle raise many kinds; a file with code in it counts as damaged

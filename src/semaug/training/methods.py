@@ -6,48 +6,50 @@ trainer, `compare`, `reproduce`, the reports and the command line read this tabl
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from semaug import p2p
 from semaug.data.augmentation import IMAGE_TRANSFORMS, PLAIN, ImageTransforms
+from semaug.isda.precision import LARGEST_STRENGTH
 from semaug.isda.sources import ClassCovariance, Constant, CovNet, Sharing, Source
 from semaug.isda.strength import StrengthOption
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
 from semaug.meta.mixing import DominantClassCovariance, ManifoldMixup, SnapMix
 from semaug.meta.optimizers import make_optimizer
 from semaug.network.network import FrozenBlocks, Network
+from semaug.util.ranges import BelowOne, Count, NotNegative, Positive, Range
 
 
 @dataclass(frozen=True)
 class Augmentation:
     """Settings of the semantic augmentation, used by the methods that have a Σ."""
 
-    strength: StrengthOption = "auto"
+    strength: Annotated[StrengthOption, Range(0, LARGEST_STRENGTH)] = "auto"
     """Strength λ of augmentation. auto: λ sets itself, such that the training loss follows a ramp. A number: λ0 of the
     paper's schedule, the strength at the end of training (the paper: 10)."""
-    strength_power: float = 1.0
+    strength_power: NotNegative = 1.0
     """α of the paper's schedule: λ grows as (epoch / epochs)^α · λ0."""
-    constant: float = 0.5
+    constant: NotNegative = 0.5
     """Variance of the method `constant`."""
     covariance: Sharing = "classwise"
     """Σ of isda: the variance of the sample's class (classwise), of all classes together (pooled), halfway between
     the two (shrunk), or of the class and those with the nearest means (neighbours)."""
-    width: int | None = None
+    width: Count | None = None
     """Hidden width of CovNet. Default: a quarter of the feature dimension; half of it on P2P-Net."""
-    depth: int = 1
+    depth: Annotated[int, Range(1, 100)] = 1
     """Number of hidden layers of CovNet."""
-    fixed_trace: float | None = None
+    fixed_trace: Positive | None = None
     """Fix the mean variance of CovNet's Σ to this value, so that only the shape of Σ is learned."""
     activation: Literal["sigmoid", "softplus"] | None = None
     """Activation of CovNet's outputs. Default: sigmoid, as in the paper; softplus with a fixed trace."""
-    meta_lr: float = 0.001
+    meta_lr: NotNegative = 0.001
     """Learning rate of CovNet."""
     meta_optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimiser of CovNet."""
-    meta_momentum: float = 0.0
+    meta_momentum: BelowOne = 0.0
     """Momentum of CovNet's sgd."""
     order: Literal["paper", "pipelined"] = "paper"
     """Order of the updates: the paper's, or the pipelined one, which costs less."""
@@ -56,10 +58,10 @@ class Augmentation:
     meta_loss: Literal["head", "whole"] = "head"
     """On P2P-Net: the meta loss is the cross-entropy of its final classifier (head), as in the paper, or the whole
     loss."""
-    frozen_blocks: FrozenBlocks = 0
+    frozen_blocks: Annotated[FrozenBlocks, Range(0, 10_000)] = 0
     """Freeze the stem and the first N blocks in the pseudo update (the paper: 10 for ResNet-50); stem freezes the stem
     alone, 0 nothing."""
-    interval: int | None = None
+    interval: Count | None = None
     """Run the meta loop in one of N half steps, the iterations of the paper; a batch has two. Default: 1; 10 on
     P2P-Net, as in the paper."""
     detach_real: bool = False

@@ -8,8 +8,9 @@ import torch
 from semaug.data.images import decoded
 from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
-from semaug.data.samples import Samples
+from semaug.data.samples import DataSet, Samples
 from semaug.data.space import check_free_space
+from semaug.inference.runs import split_settings
 from semaug.training.batches import Images
 from semaug.training.settings import TrainConfig
 from semaug.util.errors import DataError
@@ -26,11 +27,27 @@ class RunData:
     val: Images
 
 
-def load_run_data(config: TrainConfig, device: torch.device, progress: Progress, listing: Path | None) -> RunData:
-    """Read the data set of a run and decode its training and validation images.
+def read_run_data(config: TrainConfig, progress: Progress) -> DataSet:
+    """Read which images the data set of a run has.
+
+    Raises:
+        DataError: If the data set cannot be read, or has a single class.
+    """
+    with progress.task(f"fetching {config.data}", 0) as advance:
+        dataset = read_data(config.data, config.data_root, download=config.download, progress=advance)
+    if len(dataset.classes) < 2:
+        raise DataError(f"{dataset.name} has a single class; training needs at least two")
+    return dataset
+
+
+def load_run_data(
+    config: TrainConfig, dataset: DataSet, device: torch.device, progress: Progress, listing: Path | None
+) -> RunData:
+    """Decode the training and validation images of a run.
 
     Args:
         config: Resolved settings of the run.
+        dataset: Its data set.
         device: Device of the network; it also holds the decoded images if they fit.
         progress: Shows progress and messages.
         listing: File for a list of unreadable images; None to write none.
@@ -39,13 +56,9 @@ def load_run_data(config: TrainConfig, device: torch.device, progress: Progress,
         The data. With ``images_on="stream"`` nothing is decoded yet.
 
     Raises:
-        DataError: If the data set or its images cannot be read, or it has a single class.
+        DataError: If images cannot be read.
     """
-    with progress.task(f"fetching {config.data}", 0) as advance:
-        dataset = read_data(config.data, config.data_root, download=config.download, progress=advance)
-    if len(dataset.classes) < 2:
-        raise DataError(f"{dataset.name} has a single class; training needs at least two")
-    splits = training_splits(dataset, config.select, config.val_per_class, config.val_fraction, config.seed)
+    splits = training_splits(dataset, **split_settings(vars(config)))
     streams, preprocessing = config.images_on == "stream", config.preprocessing
     cache = None if config.cache is None else config.cache.expanduser()
     hint = None if streams else check_free_space(splits, preprocessing, cache)

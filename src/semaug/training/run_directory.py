@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,18 +16,22 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 import semaug
-from semaug.inference.runs import FORMAT
+from semaug.data.samples import DataSet
+from semaug.inference.manifest import damage, is_complete, read_manifest, sign, verify
+from semaug.inference.runs import FORMAT, split_settings, write_split
 from semaug.training import checkpoints
 from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, identifying
 from semaug.util import distributed
-from semaug.util.errors import RunError
+from semaug.util.errors import DataError, FileError, RunError
 from semaug.util.files import leftovers, write_atomically, write_json
+from semaug.util.locks import LOCK, locked
+from semaug.util.progress import Progress
 from semaug.util.untrusted import read_json
 
 
 class RunDirectory:
-    """The directory of one run. All ranks call its methods; rank 0 alone (`writes`) accesses files.
+    """The directory of one run. All ranks call its methods; rank 0 alone (`writes`) accesses files, and locks it.
 
     Checkpoints are written in the background, one after the other; at the end of the context all are complete.
     """
@@ -34,53 +40,128 @@ class RunDirectory:
         self.folder, self.writes = folder, distributed.rank() == 0
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
+        self._lock = ExitStack()
+        self._run, self._data = "", ""  # the run's name and the fingerprint of its data, as in manifest.json
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._writer.shutdown()
+        self._lock.close()
         if error is None:  # else that is the one to report
             self.wait()
 
-    def claim(self, config: TrainConfig) -> bool:
+    def claim(self, config: TrainConfig, progress: Progress) -> bool:
         """Create the directory with its config.json, or check that it holds the same run; returns if that is complete.
+
+        Args:
+            config: Resolved settings of the run.
+            progress: Prints a message if results are damaged, which the checkpoints can restore.
 
         Raises:
             RunError: If the directory holds something else, a run with other settings, or one not to be resumed.
+            FileError: If another process writes to it.
         """
-        complete = distributed.raise_on_all_ranks(lambda: self.writes and self._claim(config))
+        complete = distributed.raise_on_all_ranks(lambda: self.writes and self._claim(config, progress))
         return distributed.broadcast_object(complete)
 
-    def _claim(self, config: TrainConfig) -> bool:
-        folder, file, settings = self.folder, self.folder / "config.json", config.to_json()
+    def _claim(self, config: TrainConfig, progress: Progress) -> bool:
+        folder, settings = self.folder, config.to_json()
+        self._lock.enter_context(locked(folder))
         for leftover in (*leftovers(folder), *leftovers(folder / "checkpoints")):
             leftover.unlink(missing_ok=True)
-        if not file.exists() and any(other.suffix != ".part" for other in folder.glob("*")):
-            raise RunError(f"{folder} is not empty and holds no run; choose another `output`")
-        if not (folder / "checkpoints").exists():  # new, or it failed before its first checkpoint
-            header = {"format": FORMAT, "version": semaug.__version__}
+        before = self._previous()
+        if before is None:
+            self._run = secrets.token_hex(8)
+            header = {"format": FORMAT, "version": semaug.__version__, "run": self._run}
             header["started"] = datetime.now(UTC).isoformat(timespec="seconds")
             header["composite"] = METHODS[config.method].composite
-            write_json(file, {**header, "preprocessing": asdict(config.preprocessing), **settings})
+            write_json(folder / "config.json", {**header, "preprocessing": asdict(config.preprocessing), **settings})
             return False
-        before = read_json(file)
-        if before.get("format") != FORMAT:
-            raise RunError(f"{folder} has format {before.get('format')}, and this version of semaug reads {FORMAT}")
         changed = [name for name, value in settings.items() if name in identifying() and before.get(name) != value]
         if changed:
             changes = ", ".join(f"{name} {before.get(name)} → {settings[name]}" for name in changed)
             raise RunError(f"{folder} holds a run with other settings ({changes}); choose another `output`")
         if not config.resume:
             raise RunError(f"{folder} holds a run already; choose another `output`, or allow it to `resume`")
-        return (folder / "model.safetensors").is_file() and (folder / "evaluation.json").is_file()
+        manifest = read_manifest(folder)
+        verify(folder, "config.json", "classes.json", *[name for name in manifest["files"] if name == "split.json"])
+        self._run, self._data = before["run"], manifest.get("data", "")
+        if manifest.get("run") != self._run:
+            raise RunError(f"the manifest.json of {folder} is that of another run; choose another `output`")
+        if is_complete(folder):
+            return True
+        last = folder / "checkpoints" / "last"
+        fault = damage(folder) if "evaluation.json" in manifest["files"] else None
+        if not last.exists() and not checkpoints.previous(last).exists() and (folder / "metrics.jsonl").exists():
+            reason = f" ({fault})" if fault else ""
+            raise RunError(f"{folder} holds a run without its checkpoints{reason}; choose another `output`")
+        if fault is not None:
+            progress.say(f"{fault}; writing the results again from the checkpoints")
+        return False
+
+    def _previous(self) -> dict[str, Any] | None:
+        """The config.json of the run that the folder holds; None if there is nothing that could be lost."""
+        folder, file = self.folder, self.folder / "config.json"
+        if all(other.suffix == ".part" or other.name == LOCK for other in folder.iterdir()):
+            return None
+        config: dict[str, Any] = read_json(file, dict[str, Any]) if file.exists() else {}
+        if not isinstance(config.get("run"), str):
+            content = "an exported model" if "format" in config else "no run"
+            raise RunError(f"{folder} is not empty and holds {content}; choose another `output`")
+        if config.get("format") != FORMAT:
+            raise RunError(f"{folder} has format {config.get('format')}, and this version of semaug reads {FORMAT}")
+        begun = ("checkpoints", "metrics.jsonl", "model.safetensors", "source.safetensors", "evaluation.json")
+        return config if any((folder / name).exists() for name in begun) else None
+
+    def identify(self, config: TrainConfig, data: DataSet) -> None:
+        """Write down the classes, the validation images and a fingerprint of the data, or check that it is the same.
+
+        Raises:
+            DataError: If the data are not those that the run began with.
+        """
+        distributed.raise_on_all_ranks(lambda: self._identify(config, data))
+
+    def _identify(self, config: TrainConfig, data: DataSet) -> None:
+        if not self.writes:
+            return
+        fingerprint = data.fingerprint()
+        if not self._data:
+            self._data = fingerprint
+            write_json(self.folder / "classes.json", list(data.classes))
+            write_split(self.folder, data, split_settings(vars(config)))
+            self.sign()
+        elif self._data != fingerprint:
+            same = read_json(self.folder / "classes.json") == list(data.classes)
+            changed = "images (names, sizes or labels)" if same else "classes"
+            raise DataError(
+                f"the {changed} of {data.name} are not those that the run in {self.folder} began with; restore them, "
+                "or choose another `output`"
+            )
+
+    def sign(self) -> None:
+        """Write the checksums of all files to manifest.json."""
+        if self.writes:
+            sign(self.folder, run=self._run, data=self._data)
+
+    @property
+    def _identity(self) -> str:
+        """What the checkpoints of this run, on these data, are marked with."""
+        return f"{self._run}-{self._data[:16]}"
+
+    def _check_place(self) -> None:
+        """Raise a FileError if the folder is no longer that of this run; writing would create it again."""
+        file = self.folder / "config.json"
+        if self._run and (not file.is_file() or read_json(file, dict[str, Any]).get("run") != self._run):
+            raise FileError(f"{self.folder} was deleted, moved or replaced during training; nothing can be saved there")
 
     def load(self, name: str) -> dict[str, Any] | None:
         """Read the checkpoint "last" or "best", for all ranks; None if there is none."""
 
         def read() -> dict[str, Any] | None:
             self.wait()
-            return checkpoints.load(self.folder / "checkpoints" / name) if self.writes else None
+            return checkpoints.load(self.folder / "checkpoints" / name, self._identity) if self.writes else None
 
         return distributed.broadcast_object(distributed.raise_on_all_ranks(read))
 
@@ -109,10 +190,11 @@ class RunDirectory:
             self._pending = self._writer.submit(self._save, last, best)
 
     def _save(self, last: dict[str, Any], best: dict[str, Any] | None) -> None:
+        self._check_place()
         # In this order: a process that is killed repeats the epoch, and then writes the same "best" again.
         if best is not None:
-            checkpoints.save(self.folder / "checkpoints" / "best", best)
-        checkpoints.save(self.folder / "checkpoints" / "last", last)
+            checkpoints.save(self.folder / "checkpoints" / "best", best, self._identity)
+        checkpoints.save(self.folder / "checkpoints" / "last", last, self._identity)
         self.write_metrics(last["metrics"])
 
     def write_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -11,6 +11,20 @@ import torch
 from semaug.data.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from semaug.training.methods import METHODS, Augmentation, MethodName
 from semaug.util.errors import SettingError
+from semaug.util.ranges import (
+    BelowOne,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Portion,
+    Positive,
+    Seed,
+    Share,
+    Side,
+    SideOrZero,
+    Workers,
+    check_ranges,
+)
 
 Value = TypeVar("Value")
 
@@ -49,65 +63,65 @@ class TrainConfig:
     """Start from ImageNet weights of the library. Default: yes, except with own weights, "small" or the birds."""
     method: MethodName = "isda"
     """Training method. Default: isda, the best in our comparisons; the paper's is learnable."""
-    epochs: int | None = None
+    epochs: Count | None = None
     """Number of epochs. Default: 100; 300 for P2P-Net; 15 on the embedded birds."""
     output: Path | None = _free(None)
     """Run directory. Default: runs/DATA-MODEL-METHOD-SEED. An interrupted run there is resumed."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of all random numbers."""
     resume: bool = _free(True)
     """Resume an unfinished run in the run directory. If disabled, such a run is an error."""
 
     augmentation: Augmentation = field(default_factory=Augmentation)
 
-    resize: int | None = None
+    resize: Side | None = None
     """Side in pixels of the square that images are resized to. Default: 600; 96 on the embedded birds."""
-    crop: int | None = None
+    crop: Side | None = None
     """Side in pixels of the crop. Default: 448; 88 on the embedded birds."""
     shape: Literal["squash", "aspect"] = "squash"
     """How images become square: squash resizes both sides, as in the paper; aspect takes the central square."""
-    crop_scale: float | None = None
+    crop_scale: Portion | None = None
     """Train on crops of random size, resized to `crop`, with at least this share of the image's area. For training from
     scratch (ImageNet: 0.08). Default: crops of a fixed size."""
-    padding: int = 0
+    padding: SideOrZero = 0
     """Width in pixels of a black border around training images, before the crop (P2P-Net: 8)."""
     normalize: Literal["imagenet", "half"] = "imagenet"
     """Mean and deviation by which pixels are normalised: those of ImageNet, or 0.5 (half), as in P2P-Net."""
 
-    batch_size: int | None = None
+    batch_size: Count | None = None
     """Images per update over all processes; a loaded batch has two such halves. Default: 64; 16 on the birds."""
-    micro_batch: int | None = None
+    micro_batch: Count | None = None
     """Most images in one forward pass; gradients are summed. It lets the same batch fit on a small GPU."""
     optimizer: Literal["sgd", "adamw"] | None = None
     """Optimiser of the network. Default: sgd; adamw on the embedded birds, which are trained from scratch."""
-    lr: float | None = None
+    lr: Positive | None = None
     """Learning rate of the network, with cosine decay to zero. Default: it grows with the batch, for sgd in
     proportion from 0.03 at 64 images (P2P-Net: 0.002, and a tenth of it for the backbone), for adamw with the square
     root from 0.005 at 16."""
-    momentum: float = 0.9
+    momentum: BelowOne = 0.9
     """Momentum of sgd."""
-    weight_decay: float | None = None
+    weight_decay: NotNegative | None = None
     """Weight decay of the network. Default: 0 for sgd, 0.05 for adamw; 0.0005 for P2P-Net."""
-    warmup_epochs: float = 5.0
+    warmup_epochs: NotNegative = 5.0
     """Epochs over which the learning rate grows from zero; at most a tenth of all epochs."""
     lr_decay: Literal["step", "epoch"] = "step"
     """Whether the learning rate falls with every step, or once an epoch, as in P2P-Net."""
-    label_smoothing: float = 0.0
+    label_smoothing: BelowOne = 0.0
     """Share of the label that is spread over all classes."""
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     """Largest norm of the gradient. Default: no limit."""
-    ema: float | None = None
+    ema: Share | None = None
     """Decay of a moving average of the weights (0.999, for example), which is then evaluated and saved."""
     sync_batch_norm: bool = False
     """Under torchrun: let BatchNorm normalise over the images of all processes instead of each process's own."""
-    validate_every: int = 1
+    validate_every: Count = 1
     """Validate after every so many epochs, and after the last one."""
-    patience: int | None = None
+    patience: Count | None = None
     """Stop when the validation accuracy has not improved for this many epochs. Default: never."""
 
-    val_fraction: float = 0.1
+    val_fraction: Share = 0.1
     """Share of the training images to validate on, if the data set has no validation split."""
-    val_per_class: int | None = None
+    val_per_class: CountOrZero | None = None
     """Validate on this many training images of each class instead."""
     select: Select = "val"
     """Which epoch is kept: the best on a validation split (val), or the last one. "last" trains on all training images
@@ -122,7 +136,7 @@ class TrainConfig:
     """Speed up the network with torch.compile; the first steps then take minutes."""
     graphs: bool = _free(True)
     """On a GPU, replay training steps as CUDA graphs: the same numbers in less time."""
-    workers: int = _free(2)
+    workers: Workers = _free(2)
     """Number of processes that decode images, for each process of torchrun."""
     cache: Path | None = _free(Path("~/.cache/semaug"))
     """Folder for decoded images, shared by runs; None keeps them in memory only."""
@@ -142,6 +156,8 @@ class TrainConfig:
         Raises:
             SettingError: If a setting is out of range.
         """
+        check_ranges(self)
+        check_ranges(self.augmentation)
         embedded, method = self.data == "birds", METHODS[self.method]
         adamw = self.optimizer == "adamw" or (self.optimizer is None and embedded)
         model = self.model or ("small" if embedded else "resnet50")
@@ -171,16 +187,6 @@ class TrainConfig:
         return config
 
     def _check(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("micro_batch", 1), ("validate_every", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise SettingError(f"`{name}` must be at least {least}, not {value}")
-        if not required(self.lr) > 0:
-            raise SettingError(f"`lr` must be positive, not {self.lr}")
-        for name in ("val_fraction", "ema"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 1:
-                raise SettingError(f"`{name}` must lie between 0 and 1, not {value}")
         if self.select == "last" and self.patience is not None:
             raise SettingError("`patience` needs a validation split; `select` last has none")
         if self.compile and self.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):

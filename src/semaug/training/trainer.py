@@ -23,7 +23,7 @@ from semaug.training.batches import Batches, PixelLoader, prefetched
 from semaug.training.checks import NOT_FINITE, FiniteCheck, breakdown, covnet_warning
 from semaug.training.methods import METHODS
 from semaug.training.optimization import Optimization, build_network
-from semaug.training.run_data import RunData, load_run_data
+from semaug.training.run_data import RunData, load_run_data, read_run_data
 from semaug.training.run_directory import RunDirectory
 from semaug.training.settings import TrainConfig, required
 from semaug.training.state import EpochState, TrainingState
@@ -74,13 +74,13 @@ def _run(config: TrainConfig, device: torch.device) -> Path:
     run, progress = RunDirectory(required(config.output)), Progress(quiet=distributed.rank() > 0)
     with Stop() as stop, run:
         distributed.raise_on_all_ranks(lambda: check_installed(config.track))
-        if run.claim(config):
+        if run.claim(config, progress):
             progress.say(f"{run.folder} is complete; choose another output directory to train again")
             return run.folder
         listing = run.folder / "bad_images.json" if run.writes else None
-        data = distributed.raise_on_all_ranks(lambda: load_run_data(config, device, progress, listing))
-        if run.writes:
-            write_json(run.folder / "classes.json", list(data.classes))
+        dataset = distributed.raise_on_all_ranks(lambda: read_run_data(config, progress))
+        run.identify(config, dataset)
+        data = distributed.raise_on_all_ranks(lambda: load_run_data(config, dataset, device, progress, listing))
         torch.manual_seed(config.seed)
         model = distributed.raise_on_all_ranks(lambda: build_network(config, len(data.classes), device, progress))
         trainer = Trainer(config, run, data, Optimization(model, config, device), progress, stop)
@@ -115,6 +115,7 @@ def _evaluate_best(config: TrainConfig, run: RunDirectory, data: RunData, model:
         write_json(run.folder / "samples.json", sample_pictures(classifier, samples, config.seed))
         tracker.log(epoch, {f"{split}_{name}": value for name, value in result.scores.numbers().items()}, final=True)
         write_json(run.folder / "evaluation.json", {"split": split, "best_epoch": epoch, **result.to_json()})
+    run.sign()
     which = {"last": "the last", "test": "the best on the test split"}.get(config.select, "the best on validation")
     return f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch}, {which})"
 
@@ -128,6 +129,7 @@ def _write_best(config: TrainConfig, run: RunDirectory, model: nn.Module) -> int
     if METHODS[config.method].augments:
         run.write_tensors("source.safetensors", best["source"])  # Σ, as it was for this model
     run.write_tensors("model.safetensors", model.state_dict())
+    run.sign()
     return int(best["epoch"])
 
 
@@ -293,6 +295,14 @@ class Trainer:
                 f"{self._batches.images}; restore the images that it had, or choose another `output`",
                 on_all_ranks=True,
             )
+        best = self.run.load("best") if self.state.best_epoch else {"epoch": 0}
+        # A process that is killed between the two has a newer "best", and repeats that epoch.
+        if best is None or best["epoch"] not in (self.state.best_epoch, epoch + 1):
+            raise RunError(
+                f"{folder} has no intact checkpoint of its best epoch, {self.state.best_epoch}; restore "
+                "checkpoints/best, or choose another `output`",
+                on_all_ranks=True,
+            )
         step = "" if within is None else f", step {within.step} of epoch {epoch + 1}"
         self.progress.say(f"resuming after epoch {epoch} of {self._epochs}{step}")
 
@@ -329,7 +339,8 @@ class Trainer:
     def _fail(self, step: int, numbers: dict[str, float]) -> None:
         """Repeat the steps since the last checkpoint up to the one that failed, and save the state before that one."""
         content = self.run.load("last") if self._beginning is None else distributed.broadcast_object(self._beginning)
-        assert content is not None
+        if content is None:
+            raise RunError(f"the checkpoints of {self.run.folder} were deleted during training", on_all_ranks=True)
         self._restore(content)
         within = self.state.within = self.state.within or EpochState(self._batches.images)
         with self._batches.remaining(self.state.epoch, within) as inputs:

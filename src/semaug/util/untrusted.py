@@ -11,12 +11,26 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 from types import UnionType
-from typing import Any, BinaryIO, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    BinaryIO,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import numpy as np
 import numpy.typing as npt
 
 from semaug.util.errors import FileError
+from semaug.util.ranges import range_in
 
 MAX_JSON_BYTES = 64_000_000
 CHUNK_BYTES = 2**20
@@ -114,16 +128,23 @@ def _fault(value: Any, form: Any, place: str) -> str | None:
     """What is wrong with a JSON value, or None.
 
     Forms are ``object`` (anything), ``str``, ``bool``, ``int`` (of 64 bits), ``float`` (finite; also an integer), None,
-    ``list[X]``, ``tuple[X, Y]``, ``dict[str, X]``, ``Literal``, unions and TypedDict, which ignores further keys.
+    ``list[X]``, ``tuple[X, Y]``, ``dict[str, X]``, ``Literal``, unions, TypedDict, which ignores further keys, and
+    numbers of a range, ``Annotated[X, Range(…)]``.
     """
     origin, parts = get_origin(form), get_args(form)
     if origin in (Union, UnionType):
         faults = [_fault(value, part, place) for part in parts]
         return None if None in faults else faults[0]
+    if origin in (Required, NotRequired):
+        return _fault(value, parts[0], place)
+    if origin is Annotated:
+        allowed, fault = range_in(form), _fault(value, parts[0], place)
+        outside = fault is None and allowed is not None and value not in allowed
+        return f"{place[1:][:100]} should be {allowed}" if outside else fault
     inside: list[tuple[Any, Any, str]] = []
     if is_typeddict(form):
         fits = isinstance(value, dict) and form.__required_keys__ <= value.keys()
-        hints = get_type_hints(form)
+        hints = get_type_hints(form, include_extras=True)
         inside = [(value[key], hints[key], key) for key in hints if key in value] if fits else []
     elif origin is dict:
         fits = isinstance(value, dict)

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from semaug.data.images import ProgressCallback
 from semaug.data.readable import readable_splits
-from semaug.data.readers import read_data, training_splits
+from semaug.data.readers import read_data
 from semaug.data.samples import Samples, subset
 from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import match_classes
 from semaug.inference.loop import decode_samples
-from semaug.inference.runs import split_settings
+from semaug.inference.runs import splits_of_run
 from semaug.util.errors import DataError, RunError, TrainingError
 from semaug.util.progress import Progress
 
@@ -40,7 +40,7 @@ def run_images(classifier: Classifier, split: Literal["train", "evaluation"] = "
         raise RunError("the run does not say which data it was trained on; give the images as `samples`")
     root = config.get("data_root")
     data = read_data(config["data"], None if root is None else Path(root))
-    splits = training_splits(data, **split_settings(config))
+    splits = splits_of_run(classifier.folder, config, data)
     name = "train" if split == "train" else "test" if "test" in splits else "val"
     samples = splits[name]
     if config.get("on_bad_image") == "skip":

@@ -13,6 +13,7 @@ from torch.optim import SGD
 from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.inference.classifier import Classifier, load_classifier
+from semaug.inference.manifest import verify
 from semaug.inference.runs import read_metrics
 from semaug.isda.covariance import Covariance
 from semaug.isda.sources import ClassCovariance, Source
@@ -157,6 +158,7 @@ def _trained_source(run: FigureRun) -> Source:
         with torch.random.fork_rng(devices=[]):
             learner = make_learner(method.name, Augmentation(**settings), model, SGD(model.parameters(), lr=0.1))
         source = learner.source.to("cpu").eval()
+        verify(run.path, file.name)
         source.load_state_dict(read_weights(file))
     except SemaugError:
         raise

@@ -1,0 +1,95 @@
+"""Checksums and identity of a run directory or an exported folder, in its manifest.json.
+
+The checksums show damage and mistakes. They are no signature: whoever changes a file can change them too.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+from semaug.util.errors import FileError, RunError
+from semaug.util.files import write_json
+from semaug.util.untrusted import CHUNK_BYTES, open_regular, read_json
+
+NAME = "manifest.json"
+FILES = (
+    "config.json", "classes.json", "split.json", "metrics.jsonl", "model.safetensors", "source.safetensors",
+    "evaluation.json", "model.onnx", "model.onnx.data",
+)  # fmt: skip
+"""The files that have checksums, if they exist."""
+
+
+class Manifest(TypedDict):
+    """The content of manifest.json."""
+
+    files: dict[str, str]  # SHA-256 by name
+    run: NotRequired[str]  # a random name of the run; absent in an exported folder
+    data: NotRequired[str]  # fingerprint of the data set
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read manifest.json; raises FileError if it is missing or damaged."""
+    manifest: Manifest = read_json(folder / NAME, Manifest)
+    return manifest
+
+
+def sign(folder: Path, *, run: str | None = None, data: str | None = None) -> None:
+    """Write manifest.json with the checksums of all files that a folder has now.
+
+    Args:
+        folder: A run directory or an exported folder.
+        run: The run that writes it, and…
+        data: … the fingerprint of its data set; None for an exported folder.
+    """
+    identity = {key: value for key, value in (("run", run), ("data", data)) if value is not None}
+    files = {name: _checksum(folder / name) for name in FILES if (folder / name).is_file()}
+    write_json(folder / NAME, {**identity, "files": files})
+
+
+def verify(folder: Path, *names: str) -> None:
+    """Check files of a folder against its manifest.
+
+    Args:
+        folder: A run directory or an exported folder.
+        *names: Names of the files.
+
+    Raises:
+        RunError: A file has changed since it was written, or has no checksum.
+        FileError: A file, or the manifest, is missing or cannot be read.
+    """
+    files = read_manifest(folder)["files"]
+    for name in names:
+        if name not in files:
+            raise RunError(f"{folder / NAME} has no checksum for {name}: another program has added it")
+        if _checksum(folder / name) != files[name]:
+            raise RunError(f"{folder / name} is damaged or was changed: its checksum is not that in {NAME}")
+
+
+def damage(folder: Path, *, weights: bool = True) -> str | None:
+    """What is wrong with the files of a complete run, in one sentence; None if nothing.
+
+    Args:
+        folder: The run directory.
+        weights: Whether to check the weights too, which takes seconds per gigabyte.
+    """
+    try:
+        names = [name for name in read_manifest(folder)["files"] if weights or not name.endswith(".safetensors")]
+        verify(folder, *names)
+    except (FileError, RunError) as error:
+        return str(error)
+    return None
+
+
+def is_complete(folder: Path, *, weights: bool = True) -> bool:
+    """Whether a run has been trained and evaluated, and its files are intact; `weights` as for :func:`damage`."""
+    if not all((folder / name).is_file() for name in (NAME, "model.safetensors", "evaluation.json")):
+        return False
+    return damage(folder, weights=weights) is None and "evaluation.json" in read_manifest(folder)["files"]
+
+
+def _checksum(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open_regular(file) as opened:
+        while part := opened.read(CHUNK_BYTES):
+            digest.update(part)
+    return digest.hexdigest()

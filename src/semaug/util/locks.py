@@ -1,0 +1,76 @@
+"""One writer per folder."""
+
+import errno
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from semaug.util.errors import FileError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where nothing is locked
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
+POLL_SECONDS = 0.1
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # of file systems without locks
+
+
+@contextmanager
+def locked(folder: Path, name: str = LOCK, *, wait: bool = False) -> Iterator[None]:
+    """Be the only process that writes to a folder, which is created.
+
+    The kernel releases the lock when the process ends, however it ends. It is a POSIX lock: child processes do not
+    inherit it, and it works on NFS with a lock service, but threads of one process do not exclude each other. On a file
+    system without locks nothing is locked.
+
+    Args:
+        folder: The folder.
+        name: A file in it, which exists meanwhile.
+        wait: Whether to wait for a process that has the lock.
+
+    Raises:
+        FileError: Another process has the lock, or the folder cannot be written.
+    """
+    file = folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        while (descriptor := _acquire(file, wait)) is None:
+            time.sleep(POLL_SECONDS)
+    except OSError as error:
+        raise FileError(f"cannot write to {folder}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink()
+        os.close(descriptor)
+
+
+def _acquire(file: Path, wait: bool) -> int | None:
+    """The descriptor of the locked file; None to try again."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if fcntl is not None:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(file)):  # else its last owner has just removed it
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+            return descriptor
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return descriptor
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        if not wait:
+            owner = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+            message = f"{owner} is writing to {file.parent}; wait until it has ended, or choose another `output`"
+            raise FileError(message) from None
+    os.close(descriptor)
+    return None

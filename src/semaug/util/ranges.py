@@ -1,0 +1,86 @@
+"""Ranges of settings, declared in their types: ``lr: Positive``, or ``momentum: Annotated[float, Range(0, below=1)]``.
+
+The checks of settings and of JSON files, the help of the command line and the reference read them there.
+"""
+
+import math
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from semaug.util.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The finite numbers that are allowed.
+
+    Args:
+        least: The smallest of them.
+        most: The largest of them.
+        above: They are larger than this.
+        below: They are smaller than this.
+    """
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (isinstance(value, int) or math.isfinite(value))  # an integer may be too large for a float
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        if self.least is not None and self.most is not None:
+            return f"from {_text(self.least)} to {_text(self.most)}"
+        bounds = {"at least": self.least, "at most": self.most, "above": self.above, "below": self.below}
+        return " and ".join(f"{word} {_text(bound)}" for word, bound in bounds.items() if bound is not None)
+
+
+def _text(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)
+
+
+Count = Annotated[int, Range(1, 1_000_000)]
+Positive = Annotated[float, Range(above=0)]
+CountOrZero = Annotated[int, Range(0, 1_000_000)]
+NotNegative = Annotated[float, Range(0)]
+Portion = Annotated[float, Range(above=0, most=1)]
+Share = Annotated[float, Range(above=0, below=1)]
+Accuracy = Annotated[float, Range(0, 1)]
+BelowOne = Annotated[float, Range(0, below=1)]
+Side = Annotated[int, Range(1, 8192)]  # of an image, in pixels; memory is allocated for it
+SideOrZero = Annotated[int, Range(0, 8192)]
+Seed = Annotated[int, Range(0, 2**63 - 1)]
+Workers = Annotated[int, Range(0, 256)]  # processes
+
+
+def range_in(kind: Any) -> Range | None:
+    """The range in a type, or in one member of a union; None if there is none."""
+    if get_origin(kind) in (Union, UnionType):
+        return next(filter(None, map(range_in, get_args(kind))), None)
+    return next((mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Range)), None)
+
+
+def ranges(settings: type) -> dict[str, Range]:
+    """The ranges of the settings of a class, by name."""
+    hints = get_type_hints(settings, include_extras=True)
+    return {name: allowed for name, kind in hints.items() if (allowed := range_in(kind)) is not None}
+
+
+def check_ranges(settings: Any) -> None:
+    """Check the numbers in an instance of a class; None and texts, where its types allow them, have no range.
+
+    Raises:
+        SettingError: A number is out of its range.
+    """
+    for name, allowed in ranges(type(settings)).items():
+        value = getattr(settings, name)
+        if isinstance(value, int | float) and value not in allowed:
+            raise SettingError(f"`{name}` must be {allowed}, not {value}")

@@ -1,0 +1,323 @@
+"""A run knows its settings, data and files: what is not its own is refused, and nothing is overwritten."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commands import OPTIONS
+from photos import photo_folder
+from semaug.cli.main import main
+from semaug.training import checkpoints
+from semaug.training.run_directory import RunDirectory
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def semaug(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command in this process; returns its exit code, and its sentence if it has failed, else its output."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        capsys.readouterr()
+        code = main(list(map(str, arguments)))
+        shown = capsys.readouterr()
+        if code == 0:
+            return 0, shown.out + shown.err
+        (sentence,) = [line for line in shown.err.splitlines() if line.startswith("semaug: ")]
+        assert "Traceback" not in shown.err
+        return code, sentence
+
+    return run
+
+
+def arguments(data: Path, output: Path, epochs: int = 2) -> list[object]:
+    return ["train", "--data", data, *OPTIONS, "--epochs", epochs, "--output", output]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images without splits, of which training draws its validation images."""
+    return photo_folder(tmp_path_factory.mktemp("data")) / "train"
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    assert main(list(map(str, arguments(data, run)))) == 0
+    return run
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture
+def own_data(data: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(data, tmp_path / "photos"))
+
+
+def interrupted(data: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train one epoch of two, as if the process had then been killed."""
+    save = RunDirectory._save
+
+    def once(self: RunDirectory, last: object, best: object) -> None:
+        save(self, last, best)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "_save", once)
+        assert main(list(map(str, arguments(data, run)))) == 130
+    assert (run / "checkpoints" / "last").exists()
+    assert not (run / "model.safetensors").exists()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+# -- the output folder ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"config.json": "{}", "model.safetensors": "mine"}, "is not empty and holds no run"),
+        ({"config.json": '{"format": 1}', "model.safetensors": "mine"}, "is not empty and holds an exported model"),
+        ({"config.json": "mine"}, "cannot read"),
+        ({"notes.txt": "mine"}, "is not empty and holds no run"),
+    ],
+)
+def test_what_is_not_a_run_is_not_overwritten(
+    data: Path, tmp_path: Path, semaug: Command, files: dict[str, str], sentence: str
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    before = contents(folder)
+    code, shown = semaug(*arguments(data, folder))
+    assert code == 2
+    assert sentence in shown
+    assert contents(folder) == before
+
+
+def test_an_exported_folder_is_not_overwritten_and_an_export_overwrites_nothing_else(
+    run: Path, data: Path, tmp_path: Path, semaug: Command
+) -> None:
+    assert semaug("export", run, tmp_path / "exported", "--no-onnx")[0] == 0
+    before = contents(tmp_path / "exported")
+    code, shown = semaug(*arguments(data, tmp_path / "exported"))
+    assert (code, "holds an exported model; choose another --output" in shown) == (2, True)
+    assert contents(tmp_path / "exported") == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("mine")
+    code, shown = semaug("export", run, tmp_path / "mine", "--no-onnx")
+    assert (code, "holds 'config.json', not from an export" in shown) == (2, True)
+    assert contents(tmp_path / "mine") == {"config.json": b"mine"}
+
+
+def test_a_finished_run_without_its_checkpoints_is_kept(run: Path, data: Path, semaug: Command) -> None:
+    shutil.rmtree(run / "checkpoints")
+    before = contents(run)
+    code, shown = semaug(*arguments(data, run), "--no-resume")
+    assert (code, "holds a run already" in shown) == (2, True)
+    code, shown = semaug(*arguments(data, run, epochs=3))
+    assert (code, "holds a run with other settings (epochs 2 → 3)" in shown) == (2, True)
+    assert contents(run) == before
+    assert "is complete" in semaug(*arguments(data, run))[1]
+    (run / "model.safetensors").write_bytes(before["model.safetensors"][:1000])
+    code, shown = semaug(*arguments(data, run))
+    assert (code, "holds a run without its checkpoints" in shown) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "evaluation.json", "metrics.jsonl"])
+def test_damaged_results_are_restored_from_the_checkpoints(run: Path, data: Path, semaug: Command, name: str) -> None:
+    before = (run / name).read_bytes()
+    (run / name).write_bytes(before[: len(before) // 2])
+    code, shown = semaug(*arguments(data, run))
+    shown = " ".join(shown.split())
+    assert code == 0
+    assert f"{name} is damaged or was changed" in shown
+    assert "writing the results again from the checkpoints" in shown
+    assert (run / name).read_bytes() == before
+
+
+def test_an_output_folder_that_is_deleted_is_noticed_at_the_next_save(
+    data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, save = tmp_path / "run", RunDirectory._save
+
+    def delete(self: RunDirectory, last: dict[str, object], best: dict[str, object] | None) -> None:
+        if last["epoch"] == 2:
+            shutil.rmtree(folder)
+        save(self, last, best)
+
+    monkeypatch.setattr(RunDirectory, "_save", delete)
+    code, shown = semaug(*arguments(data, folder, epochs=40))
+    assert (code, "was deleted, moved or replaced during training" in shown) == (2, True)
+    assert not folder.exists()
+
+
+# -- checkpoints and data ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["last", "best"])
+def test_a_checkpoint_of_another_run_is_refused(
+    finished: Path, data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    interrupted(data, tmp_path / "run", monkeypatch)
+    shutil.copy(finished / "checkpoints" / name, tmp_path / "run" / "checkpoints" / name)
+    before = contents(tmp_path / "run")
+    code, shown = semaug(*arguments(data, tmp_path / "run"))
+    assert (code, f"checkpoints/{name} is a checkpoint of another run" in shown) == (2, True)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_best_checkpoint_that_is_missing_is_one_sentence(run: Path, data: Path, semaug: Command) -> None:
+    for file in (run / "checkpoints" / "best", checkpoints.previous(run / "checkpoints" / "best")):
+        file.unlink(missing_ok=True)
+    (run / "model.safetensors").unlink()
+    code, shown = semaug(*arguments(data, run))
+    assert (code, "has no intact checkpoint of its best epoch" in shown) == (2, True)
+
+
+def rename(data: Path) -> None:
+    first = min(data.iterdir())
+    first.rename(first.with_name("Zebra"))
+
+
+def swap(data: Path) -> None:
+    first, second = sorted(data.iterdir())[:2]
+    first.rename(data / "between")
+    second.rename(first)
+    (data / "between").rename(second)
+
+
+def remove_half(data: Path) -> None:
+    for folder in data.iterdir():
+        for file in sorted(folder.iterdir())[::2]:
+            file.unlink()
+
+
+@pytest.mark.parametrize(("change", "what"), [(rename, "classes"), (swap, "images"), (remove_half, "images")])
+def test_a_run_does_not_resume_on_other_data(
+    own_data: Path,
+    tmp_path: Path,
+    semaug: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+    what: str,
+) -> None:
+    interrupted(own_data, tmp_path / "run", monkeypatch)
+    before = contents(tmp_path / "run")
+    change(own_data)
+    code, shown = semaug(*arguments(own_data, tmp_path / "run"))
+    assert code == 2
+    assert f"the {what}" in shown
+    assert "are not those that the run in" in shown
+    assert contents(tmp_path / "run") == before
+
+
+def test_the_same_images_with_other_dates_are_the_same_data(
+    own_data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(own_data, tmp_path / "run", monkeypatch)
+    for file in own_data.rglob("*.png"):
+        file.touch()
+    assert semaug(*arguments(own_data, tmp_path / "run"))[0] == 0
+
+
+def test_images_that_are_added_later_do_not_change_the_validation_split(
+    own_data: Path, tmp_path: Path, semaug: Command
+) -> None:
+    run, numbers = tmp_path / "run", tmp_path / "numbers.json"
+    assert semaug(*arguments(own_data, run))[0] == 0
+    assert semaug("evaluate", run, "--split", "val", "--json", numbers)[0] == 0
+    before = json.loads(numbers.read_text())
+    for folder in own_data.iterdir():
+        for i, file in enumerate(sorted(folder.iterdir())):
+            shutil.copy(file, file.with_name(f"added-{i}.png"))
+    assert semaug("evaluate", run, "--split", "val", "--json", numbers)[0] == 0
+    assert json.loads(numbers.read_text()) == before
+    held_out = json.loads((run / "split.json").read_text())
+    removed = held_out[min(held_out)][0]
+    (own_data / removed).unlink()
+    code, shown = semaug("evaluate", run, "--split", "val")
+    assert (code, f"are missing or have another label in photos: {removed!r}" in shown) == (2, True)
+
+
+# -- checksums -----------------------------------------------------------------------------------------------------
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.unlink()  # it may be mapped into memory
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "classes.json", "config.json", "split.json"])
+def test_a_flipped_bit_is_one_sentence(run: Path, data: Path, tmp_path: Path, semaug: Command, name: str) -> None:
+    flip(run / name)
+    commands: list[list[object]] = [["evaluate", run, "--split", "val"]]
+    if name != "split.json":
+        commands += [["predict", run, data], ["export", run, tmp_path / "exported", "--no-onnx"], ["serve", run]]
+    for command in commands:
+        code, shown = semaug(*command)
+        assert code == 2
+        assert "is damaged or was changed" in shown or f"cannot read {run / name}" in shown
+    assert not (tmp_path / "exported").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.onnx"])
+def test_exported_files_have_checksums(run: Path, data: Path, tmp_path: Path, semaug: Command, name: str) -> None:
+    onnx = name == "model.onnx"
+    if onnx:
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    folder = tmp_path / "exported"
+    assert semaug("export", run, folder, "--onnx" if onnx else "--no-onnx")[0] == 0
+    model = folder / name if onnx else folder
+    assert semaug("evaluate", model, "--data", data)[0] == 0
+    flip(folder / name)
+    for command in (["evaluate", model, "--data", data], ["predict", model, data]):
+        code, shown = semaug(*command)
+        assert (code, f"{name} is damaged or was changed" in shown) == (2, True)
+
+
+# -- one writer ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "reproduce"])
+def test_a_folder_has_one_writer(data: Path, tmp_path: Path, semaug: Command, command: str) -> None:
+    """The lock ends with its process, also if that is killed."""
+    folder = tmp_path / "output"
+    script = "import sys, time, pathlib, semaug.util.locks as l\nwith l.locked(pathlib.Path(sys.argv[1])):\n"
+    script += " print('locked', flush=True)\n time.sleep(300)"
+    other = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        options: dict[str, list[object]] = {
+            "train": arguments(data, folder),
+            "compare": ["compare", "--output", folder, "--data", data, "--model", "small"],
+            "reproduce": ["reproduce", "theorem", "--scale", "small", "--output", folder],
+        }
+        code, shown = semaug(*options[command])
+        assert code == 2
+        assert f"process {other.pid} on " in shown
+        assert f"is writing to {folder}; wait until it has ended, or choose another --output" in shown
+        assert [file.name for file in folder.iterdir()] == [".lock"]
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+    if command == "train":
+        assert semaug(*arguments(data, folder, epochs=1))[0] == 0
+        assert not (folder / ".lock").exists()
