@@ -66,6 +66,14 @@ class DataSet:
     splits: dict[str, Samples]
     ignored: Mapping[str, int] = field(default_factory=dict)  # number of files of other types, by suffix
 
+    def fingerprint(self) -> str:
+        """A digest of the classes, and of the names, sizes and labels of all images."""
+        digest = hashlib.sha256(repr(self.classes).encode())
+        for split, samples in self.splits.items():
+            digest.update(f"\0{split}\0{samples.fingerprint(dates=False)}".encode())
+            digest.update(np.array(samples.labels, dtype=np.int64).tobytes())
+        return digest.hexdigest()
+
 
 def ignored_files(ignored: Mapping[str, int]) -> str:
     """A phrase about files that are not images of a known type.
@@ -85,14 +93,6 @@ def ignored_files(ignored: Mapping[str, int]) -> str:
     count = sum(ignored.values())
     hint = "; pip install pillow-heif to read .heic" if {".heic", ".heif"} & set(ignored) else ""
     return f"{count} {'file of another type' if count == 1 else 'files of other types'} ignored ({types}){hint}"
-
-    def fingerprint(self) -> str:
-        """A digest of the classes, and of the names, sizes and labels of all images."""
-        digest = hashlib.sha256(repr(self.classes).encode())
-        for split, samples in self.splits.items():
-            digest.update(f"\0{split}\0{samples.fingerprint(dates=False)}".encode())
-            digest.update(np.array(samples.labels, dtype=np.int64).tobytes())
-        return digest.hexdigest()
 
 
 def load_image(path: Path | str) -> Image.Image:
