@@ -15,6 +15,7 @@ import pytest
 
 from photos import photo_folder
 from semaug.cli.main import main
+from semaug.inference.manifest import read_manifest, sign
 from semaug.studies import workers
 from semaug.studies.cells import Cell
 from semaug.studies.scales import Setup, train_config
@@ -96,6 +97,8 @@ def test_an_interrupted_command_leaves_no_process_and_is_resumed(photos: Path, t
     epochs = before + 1
     config_file = run / "config.json"  # shortened, so that the test need not wait for 500 epochs
     config_file.write_text(json.dumps(json.loads(config_file.read_text()) | {"epochs": epochs}))
+    identity = read_manifest(run)
+    sign(run, run=identity["run"], data=identity["data"])
     train(replace(config, epochs=epochs))
     lines = (run / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == list(range(1, epochs + 1))
