@@ -80,7 +80,7 @@ def test_an_interrupted_command_leaves_no_process_and_is_resumed(photos: Path, t
     )
     process.start()  # a fork, which need not import torch again
     wait_until((run / "metrics.jsonl").exists)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = _descendants(str(process.pid))
     os.kill(required(process.pid), number)
     process.join(60)
     shown = (tmp_path / "shown").read_text()
@@ -110,6 +110,12 @@ def _main(arguments: list[str], shown: Path) -> None:
         sys.stderr = file
         code = main(arguments)
     os._exit(code)
+
+
+def _descendants(process: str) -> list[str]:
+    """The processes that a process has started, and those that they have started."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [*children, *(later for child in children for later in _descendants(child))]
 
 
 def _is_running(process: str) -> bool:

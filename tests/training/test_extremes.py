@@ -48,7 +48,7 @@ def test_a_single_class_raises_an_error_before_training(few_photos: Path, tmp_pa
 
 
 def test_a_strength_out_of_range_raises_a_clear_error(few_photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(SemaugError, match=r"strength must be at most 1e\+12, not 1e\+13"):
+    with pytest.raises(SemaugError, match=r"`strength` must be from 0 to 1e\+12, not 1"):
         train(config(few_photos, tmp_path / "run", batch_size=4, augmentation=Augmentation(strength=1e13)))
 
 
