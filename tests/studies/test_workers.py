@@ -119,10 +119,15 @@ def _descendants(process: str) -> list[str]:
 
 
 def _is_running(process: str) -> bool:
+    """Whether any thread of a process still runs: its files are open until the last one ends."""
+    return any(_state(file) not in "ZX" for file in Path("/proc").glob(f"{process}/task/*/stat"))
+
+
+def _state(file: Path) -> str:
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        return file.read_text().rpartition(")")[2].split()[0]
+    except OSError:  # it has just ended
+        return "X"
 
 
 def test_default_number_of_runs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """One writer per folder."""
 
 import errno
+import math
 import os
 import platform
 import time
@@ -17,6 +18,7 @@ except ImportError:  # not on Windows, where nothing is locked
 
 LOCK = ".lock"
 POLL_SECONDS = 0.1
+GRACE_SECONDS = 3.0  # the threads of a killed process end one after the other, and the last one releases its lock
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # of file systems without locks
 
 
@@ -39,7 +41,8 @@ def locked(folder: Path, name: str = LOCK, *, wait: bool = False) -> Iterator[No
     file = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        while (descriptor := _acquire(file, wait)) is None:
+        deadline = math.inf if wait else time.monotonic() + GRACE_SECONDS
+        while (descriptor := _acquire(file, deadline)) is None:
             time.sleep(POLL_SECONDS)
     except OSError as error:
         raise FileError(f"cannot write to {folder}: {error.strerror or error}") from error
@@ -51,7 +54,7 @@ def locked(folder: Path, name: str = LOCK, *, wait: bool = False) -> Iterator[No
         os.close(descriptor)
 
 
-def _acquire(file: Path, wait: bool) -> int | None:
+def _acquire(file: Path, deadline: float) -> int | None:
     """The descriptor of the locked file; None to try again."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -68,7 +71,7 @@ def _acquire(file: Path, wait: bool) -> int | None:
             return descriptor
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        if not wait:
+        if time.monotonic() >= deadline:
             owner = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
             message = f"{owner} is writing to {file.parent}; wait until it has ended, or choose another `output`"
             raise FileError(message) from None
