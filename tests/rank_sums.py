@@ -1,12 +1,9 @@
-"""Every collective operation of `semaug.util.distributed` in one of several processes, the last of which then ends.
-
-`python rank_sums.py FOLDER`, in the environment that torchrun sets, writes the results to FOLDER/RANK.pt.
-"""
+"""Every collective operation of `semaug.util.distributed` in one of several processes, the last of which then ends."""
 
 import os
-import sys
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,8 +61,8 @@ def fail_on(own: int, failing: int) -> str:
     return "made"
 
 
-def main(folder: str) -> None:
-    torch.set_num_threads(1)
+def main(folder: Path) -> None:
+    """In one of several processes: write the results to RANK.pt in the folder."""
     assert distributed.sum_over_ranks([torch.ones(2)])[0].tolist() == [1, 1], "one process is the identity"
     distributed.initialize("cpu", timedelta(seconds=60))
     rank, last = distributed.rank(), distributed.world_size() - 1
@@ -90,7 +87,7 @@ def main(folder: str) -> None:
     }
     distributed.gather_numbers([0])  # all have finished
     if rank == last:
-        torch.save(results, f"{folder}/{rank}.pt")
+        torch.save(results, folder / f"{rank}.pt")
         os._exit(0)
     results["lost"] = [
         raised(operation)
@@ -102,9 +99,5 @@ def main(folder: str) -> None:
             lambda: distributed.raise_on_all_ranks(lambda: 1),
         )
     ]
-    torch.save(results, f"{folder}/{rank}.pt")
+    torch.save(results, folder / f"{rank}.pt")
     os._exit(0)  # a clean end would wait for the other
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

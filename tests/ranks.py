@@ -1,11 +1,8 @@
-"""Short trainings that every number of processes must make alike; as a script, one of several processes makes them.
+"""Short trainings that every number of processes must make alike."""
 
-`python ranks.py FOLDER`, in the environment that torchrun sets, writes what came out of each case to FOLDER/RANK.pt.
-"""
-
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,11 +64,14 @@ class Case:
     sizes: tuple[int, ...] = (17, 18, 19, 23, 20, 16)  # of the global batches, in turn
 
 
-def cases() -> dict[str, Case]:
+def cases(half_steps: int) -> dict[str, Case]:
     """Both kinds of network, every source, both orders, two intervals."""
     return {
         f"{norm} norm, {source}, {order}, interval {interval}": Case(
-            norm, source, {"order": order, "interval": interval, "sync_batch_norm": norm == "batch"}, half_steps=20
+            norm,
+            source,
+            {"order": order, "interval": interval, "sync_batch_norm": norm == "batch"},
+            half_steps=half_steps,
         )
         for norm in NORMS
         for source in SOURCES
@@ -103,8 +103,8 @@ def variants() -> dict[str, Case]:
 
 
 def cases_for(processes: int) -> dict[str, Case]:
-    """All cases for two processes. For four, which take turns on few cores, all but the variants."""
-    return cases() | variants() if processes == 2 else cases()
+    """All cases for two processes. For four, which take turns on few cores, shorter ones and no variants."""
+    return cases(20) | variants() if processes == 2 else cases(8)
 
 
 def learner_of(case: Case) -> semaug.LearnableAugmentation:
@@ -237,8 +237,8 @@ def trained_p2p(order: str) -> tuple[dict[str, Tensor], dict[str, float]]:
     return state_of(learner), {name: float(value) for name, value in metrics.items()}
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def main(folder: Path) -> None:
+    """In one of several processes: write the results of each case to RANK.pt in the folder."""
     distributed.initialize("cpu")
     found = {
         "cases": {name: trained(case) for name, case in cases_for(distributed.world_size()).items()},
@@ -248,9 +248,21 @@ def main() -> None:
         "traffic": {name: bytes_sent(case) for name, case in traffic_cases().items()},
         "p2p": {order: trained_p2p(order) for order in P2P_ORDERS} if distributed.world_size() == 2 else {},
     }
-    torch.save(found, f"{sys.argv[1]}/{distributed.rank()}.pt")
+    torch.save(found, folder / f"{distributed.rank()}.pt")
     distributed.shut_down()
 
 
-if __name__ == "__main__":
-    main()
+def class_statistics(folder: Path) -> None:
+    """In one of two processes: class-wise statistics of every second batch of batches.pt in the folder."""
+    distributed.initialize("cpu")
+    sources = {form: semaug.ClassCovariance(4, 3, form).double() for form in ("diagonal", "full")}
+    sources |= {
+        name: semaug.ClassCovariance(4, 3, sharing=name).double() for name in ("pooled", "shrunk", "neighbours")
+    }
+    for features, labels in torch.load(folder / "batches.pt")[distributed.rank() :: 2]:
+        for source in sources.values():
+            source.update(features, labels)
+    covariances = {name: {"covariance": source.covariance()} for name, source in sources.items()}
+    states = {name: source.state_dict() for name, source in sources.items()}
+    torch.save(covariances | states, folder / f"{distributed.rank()}.pt")
+    distributed.shut_down()

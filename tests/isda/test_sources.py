@@ -1,9 +1,6 @@
 """The sources of Σ against NumPy: class-wise statistics, the constant, CovNet, and a source of one's own."""
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import ranks
 import references
+from forks import run_ranks
 from semaug import ClassCovariance, Constant, CovNet, Diagonal, Full, LearnableAugmentation, Source, isda_loss
 from tiny import TinyNet
 
@@ -258,44 +257,13 @@ def test_before_any_sample_there_is_no_variance(sharing):
     assert (ClassCovariance(20, 3, sharing=sharing).covariance() == 0).all()
 
 
-PROCESS = """
-import sys, torch
-from torch import distributed as dist
-from semaug import ClassCovariance
-
-folder, rank = sys.argv[1], int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-sources = {form: ClassCovariance(4, 3, form).double() for form in ("diagonal", "full")}
-sources |= {name: ClassCovariance(4, 3, sharing=name).double() for name in ("pooled", "shrunk", "neighbours")}
-for features, labels in torch.load(f"{folder}/batches.pt")[rank::2]:
-    for source in sources.values():
-        source.update(features, labels)
-covariances = {name: {"covariance": source.covariance()} for name, source in sources.items()}
-torch.save(covariances | {name: source.state_dict() for name, source in sources.items()}, f"{folder}/{rank}.pt")
-dist.destroy_process_group()
-"""
-
-
 def test_two_ranks_with_half_the_batches_each_have_the_statistics_of_all_batches(tmp_path: Path):
     features, labels = labelled(3, 60, 3)
     labels[labels == 2] = 1
     labels[:30:10] = 2  # a class that is not in every batch
     batches = list(zip(features.split(10), labels.split(10), strict=True))
     torch.save(batches, tmp_path / "batches.pt")
-    (tmp_path / "process.py").write_text(PROCESS)
-    command = [sys.executable, str(tmp_path / "process.py"), str(tmp_path)]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank)], env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=120)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    run_ranks(2, tmp_path, ranks.class_statistics, tmp_path)
     states = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for name, state in states[0].items():
         assert all(torch.equal(tensor, states[1][name][key]) for key, tensor in state.items())

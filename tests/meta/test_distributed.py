@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,19 +10,17 @@ import torch
 from torch import Tensor
 
 import ranks
+from forks import run_ranks
 from scripts import scaling
 from semaug.meta.updates import MicroBatch
 from semaug.util import distributed
-from several import in_processes
-
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["2 processes", "4 processes"])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of several processes found."""
     folder = tmp_path_factory.mktemp("ranks")
-    in_processes(request.param, TESTS / "ranks.py", str(folder))
+    run_ranks(request.param, folder, ranks.main, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
 
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+import commands
 from photos import quick_config
 from semaug.cli.main import main
 from semaug.inference.runs import read_metrics
@@ -20,9 +21,6 @@ from semaug.training import trainer
 from semaug.training.checks import breakdown
 from semaug.training.trainer import train
 from semaug.util.errors import TrainingError
-
-ON_BIRDS = ["train", "--resize", "28", "--crop", "24", "--batch-size", "25", "--val-per-class", "30"]
-ON_BIRDS += ["--workers", "0", "--cache", "None", "--optimizer", "sgd", "--device", "cpu"]
 
 
 def rows(*accuracies: float, loss: float = 1.0) -> list[dict[str, Any]]:
@@ -72,11 +70,25 @@ def test_an_exploded_loss_is_a_breakdown_if_it_lasts_and_nothing_is_learned() ->
     assert breakdown(rows(0.004, 0.005, loss=50 * math.log(200)), 200, 5994, 0.005) is None
 
 
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes that differ in colour, which is learned in an epoch."""
+    root, generator = tmp_path_factory.mktemp("colours"), np.random.default_rng(0)
+    for channel, name in enumerate(("red", "green", "blue")):
+        (root / name).mkdir()
+        for i in range(36):
+            pixels = generator.integers(0, 80, (36, 36, 3), dtype=np.uint8)
+            pixels[..., channel] += 150
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
 def test_a_learning_rate_far_too_large_ends_in_one_sentence_and_training_does_not_resume(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    command = [*ON_BIRDS, "--lr", "100", "--strength", "3", "--epochs", "30", "--output", str(run)]
+    command = ["train", "--data", str(colours)]
+    command += [*commands.OPTIONS, "--lr", "100", "--strength", "3", "--epochs", "30", "--output", str(run)]
     sentences = []
     for _ in range(2):
         assert main(command) == 2
@@ -92,19 +104,6 @@ def test_a_learning_rate_far_too_large_ends_in_one_sentence_and_training_does_no
     assert (run / "model.safetensors").exists()
     assert not (run / "evaluation.json").exists(), "the run is not complete"
     assert main(["report", str(run), "--output", str(tmp_path / "report.html")]) == 0
-
-
-@pytest.fixture(scope="module")
-def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three classes that differ in colour, which is learned in an epoch."""
-    root, generator = tmp_path_factory.mktemp("colours"), np.random.default_rng(0)
-    for channel, name in enumerate(("red", "green", "blue")):
-        (root / name).mkdir()
-        for i in range(36):
-            pixels = generator.integers(0, 80, (36, 36, 3), dtype=np.uint8)
-            pixels[..., channel] += 150
-            Image.fromarray(pixels).save(root / name / f"{i}.png")
-    return root
 
 
 def test_a_network_that_forgets_everything_stops_and_its_best_model_is_kept(

@@ -1,13 +1,12 @@
 """Sums and copies over processes, and the loss of one of them."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import rank_sums
-from several import in_processes
+from forks import run_ranks
 
 RANKS = 2
 
@@ -16,7 +15,7 @@ RANKS = 2
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of each process."""
     folder = tmp_path_factory.mktemp("ranks")
-    in_processes(RANKS, Path(rank_sums.__file__), str(folder))
+    run_ranks(RANKS, folder, rank_sums.main, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
