@@ -35,9 +35,9 @@ class Docstrings(Extension):
                 obj.docstring.value = _RETURNS.sub(rf"\1{obj.returns}: ", obj.docstring.value)
 
     def on_attribute_instance(self, *, attr: Attribute, **_: Any) -> None:
-        """Show the default of a field, not the private helper that declares it."""
+        """Show the default of a field, not the function that declares it."""
         value = attr.value
-        if isinstance(value, ExprCall) and str(value.function).startswith("_") and len(value.arguments) == 1:
+        if isinstance(value, ExprCall) and str(value.function) == "setting":
             attr.value = value.arguments[0]
 
     def on_class(self, *, cls: Class, **_: Any) -> None:

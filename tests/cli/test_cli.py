@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tyro
 import yaml
 from PIL import Image
 
@@ -23,6 +24,7 @@ from photos import photo_folder
 from semaug.cli.common import command_line, with_flags
 from semaug.cli.evaluate import Evaluate
 from semaug.cli.main import COMMANDS, _command, main
+from semaug.cli.options import options
 from semaug.cli.predict import Predict
 from semaug.cli.train import Train
 from semaug.util.errors import SettingError
@@ -250,6 +252,8 @@ def test_a_strict_check_fails_where_there_is_a_problem(photos: Path, tmp_path: P
         (["data", "check", "nowhere"], "neither an existing path"),
         (["demo", "--methods", "magic"], "unknown method 'magic'; the methods are basic, "),
         (["--modle", "small", "train"], "options follow the command, as in semaug train --modle"),
+        (["trian"], "there is no command 'trian'; did you mean semaug train? semaug --help lists all commands"),
+        (["train", "--quiet", "--verbose"], "--quiet and --verbose exclude each other"),
         (["evaluate", "nowhere", "--device", "cuda"], "leave out --device, or set it to cpu"),
     ],
 )
@@ -274,6 +278,51 @@ def test_every_command_explains_itself(command: list[str], capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert f"usage: semaug{''.join(f' {word}' for word in command)}" in shown
     assert all(name in shown for name in COMMANDS) == (command == [])
+
+
+@pytest.mark.parametrize("name", ["train", "compare", "bench", "reproduce", "evaluate", "predict", "figures", "serve"])
+def test_options_are_in_groups_with_their_defaults(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, kind, _ in options(_command(name)):
+        assert "group" in option.metadata or tyro.conf.Positional in kind.__metadata__, option.name
+    assert main([name, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "{None" not in shown
+    assert "default: None" not in shown
+    assert " hardware options " in shown
+
+
+def test_the_ten_options_of_training_that_matter_most_come_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["train", "--help"]) == 0
+    first, *others = re.split(r"^\W*(\w+) options\W*$", capsys.readouterr().out, flags=re.MULTILINE)
+    names = ["data", "model", "method", "epochs", "output", "resize", "crop", "batch-size", "lr", "config"]
+    assert re.findall(r"^. --([a-z-]+)", first, re.MULTILINE) == names
+    assert others[::2] == ["data", "model", "method", "schedule", "hardware", "output"]
+
+
+def test_a_wrong_option_gets_one_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--modle", "resnet50"]) == 2
+    assert re.findall(r"--[a-z]+", capsys.readouterr().err) == ["--modle", "--model", "--help"]
+
+
+def test_bash_completes_commands_options_and_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    succeeds("completion", "bash")
+    script = capsys.readouterr().out
+    assert "complete -o default -F _tyro_semaug semaug" in script
+    (tmp_path / "semaug.bash").write_text(script)
+    complete = "COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); _tyro_semaug; echo ${{COMPREPLY[*]}}"
+    lines = ["semaug tr", "semaug train --meth", "semaug train --method isda+cut", "semaug data ch"]
+    commands = "\n".join(["source ./semaug.bash", *map(complete.format, lines)])
+    answers = subprocess.run(["bash", "-c", commands], cwd=tmp_path, capture_output=True, text=True)
+    assert answers.stdout.split() == ["train", "--method", "isda+cutmix", "check"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    succeeds("completion", shell)
+    assert "isda+cutmix" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -383,6 +432,16 @@ def test_a_quiet_run_prints_the_result_and_errors(photos: Path, tmp_path: Path) 
     failed = semaug(*command, "--lr", 1, cwd=tmp_path)
     assert failed.returncode == 2
     assert failed.stderr.startswith("semaug: run holds a run with other settings (lr 0.01 → 1.0)")
+
+
+def test_a_verbose_run_prints_settings_and_all_numbers_of_an_epoch(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    succeeds("train", "--data", photos, "--epochs", 1, "--output", run, *OPTIONS, "--verbose")
+    shown = capsys.readouterr().err
+    row = json.loads((run / "metrics.jsonl").read_text())
+    assert all(f" {name} " in shown for name in [*row, "strength_power", "on_bad_image", "batch_size"])
 
 
 def test_settings_in_messages_become_flags_of_the_command() -> None:

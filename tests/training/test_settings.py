@@ -6,8 +6,9 @@ from typing import get_args, get_origin, get_type_hints
 
 import pytest
 
-from commands import semaug
 from semaug.cli.main import main
+from semaug.cli.options import options
+from semaug.cli.train import Train
 from semaug.inference.runs import Settings
 from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
@@ -60,9 +61,12 @@ def test_every_number_has_a_range(settings: type) -> None:
 
 
 def test_the_help_names_the_ranges() -> None:
-    text = " ".join(semaug("train", "--help").stdout.replace("│", " ").split())
-    assert "Largest norm of the gradient. Default: no limit. Range: above 0." in text
-    assert text.count(" Range: ") == len(ranges(TrainConfig)) + len(ranges(Augmentation))
+    hints = {option.name: help.help_behavior_hint for option, _, help in options(Train)}
+    assert hints["clip_norm"] == "(default: no limit; above 0)"
+    assert hints["seed"] == "(default: 0; at least 0)"
+    assert hints["depth"] == "(default: 1; from 1 to 100)"
+    limited = {name for name, hint in hints.items() if re.search(r"; (at least|at most|above|from) [^;]*\)$", hint)}
+    assert limited == ranges(TrainConfig).keys() | ranges(Augmentation).keys()
 
 
 def test_the_settings_of_a_run_directory_have_the_same_ranges(tmp_path: Path) -> None:

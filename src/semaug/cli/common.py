@@ -1,22 +1,17 @@
 """What the commands share: their base class, the choice of a device, and flags in messages."""
 
-import ast
-import inspect
 import re
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, ClassVar, get_type_hints
 
 import tyro
 
 from semaug.util.errors import SettingError
 from semaug.util.names import printable
-from semaug.util.ranges import ranges
 
 
 class Command:
@@ -63,24 +58,6 @@ def choose_device(name: str | None) -> str:
     if name is not None and name.startswith("cuda") and not torch.cuda.is_available():
         raise SettingError("there is no CUDA device; leave out `device`, or set it to cpu")
     return name or ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def show_ranges(*settings: type) -> None:
-    """Add the ranges of settings to their help, which tyro otherwise takes from the text under each of them."""
-    for kind in settings:
-        [definition] = ast.parse(inspect.getsource(kind)).body
-        assert isinstance(definition, ast.ClassDef)
-        texts = {
-            declared.target.id: " ".join(str(text.value.value).split())
-            for declared, text in pairwise(definition.body)
-            if isinstance(declared, ast.AnnAssign) and isinstance(declared.target, ast.Name)
-            if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-        }
-        known = ranges(kind)
-        for option in fields(kind):
-            if option.name in known:
-                text = f"{texts[option.name]} Range: {known[option.name]}."
-                option.metadata = MappingProxyType({**option.metadata, "help": text})
 
 
 def with_flags(text: str, command: object) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, cast
 import tyro
 from rich.console import Console
 
-from semaug.cli.common import Command, command_line, show_ranges, with_flags
+from semaug.cli.common import Command, command_line, with_flags
 from semaug.isda.strength import StrengthOption
 from semaug.network.network import FrozenBlocks
 from semaug.studies.grid import Candidate, CompareConfig
@@ -19,9 +19,9 @@ from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.util.errors import SettingError, TrainingError
 from semaug.util.names import printable
+from semaug.util.ranges import setting
 
 Value = TypeVar("Value")
-show_ranges(TrainConfig, Augmentation)
 
 
 @dataclass(frozen=True)
@@ -56,24 +56,24 @@ class Compare(Command):
 
     resumable: ClassVar[bool] = True
 
-    method: tuple[str, ...] = ("basic", "constant", "isda", "learnable")
+    method: tuple[str, ...] = setting(("basic", "constant", "isda", "learnable"), "main")
     """Methods to compare. The first is the baseline. In quotes, a method may have its own options of semaug train, as
     in "learnable --fixed-trace 0.5"."""
-    model: tuple[str, ...] | None = None
+    model: tuple[str, ...] | None = setting(None, "main")
     """Networks, each of which is used with every method: timm names, or torchvision/NAME. Default: resnet50; on the
     embedded birds our small network."""
-    strength: tuple[StrengthOption, ...] = ("auto",)
+    strength: tuple[StrengthOption, ...] = setting(("auto",), "method")
     """Strengths to try, for methods that augment features: auto, or λ0 of the paper's schedule."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = setting((0, 1, 2), "main")
     """Seeds. Each also draws the validation split if the data has none."""
-    weights: tuple[str, ...] = ()
+    weights: tuple[str, ...] = setting((), "model")
     """MODEL=FILE: weights to start from, for each network its own file. FILE alone if there is one network."""
-    frozen_blocks: tuple[str, ...] = ()
+    frozen_blocks: tuple[str, ...] = setting((), "method")
     """Freeze the stem and the first N blocks in the pseudo update: N for every network, or MODEL=N for one of them.
     stem as N freezes the stem alone."""
-    jobs: int | None = None
+    jobs: int | None = setting(None, "hardware")
     """Number of runs at a time. Default: one for each GPU. Times are compared if runs were trained one by one."""
-    output: Path = Path("runs/compare")
+    output: Path = setting(Path("runs/compare"), "main")
     """Folder of the runs, the tables and the report."""
     training: _Training = field(default_factory=_Training)
 

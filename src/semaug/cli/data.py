@@ -20,7 +20,7 @@ class Check(Command):
     data_root: Path | None = None
     """Folder that holds the named data sets. Default: $SEMAUG_DATA, or ./data."""
     json: Path | None = None
-    """Write the whole report to this file."""
+    """Write the whole report to this file. Default: no file."""
     strict: bool = False
     """End with exit code 2 if there is any problem, for use in scripts."""
     workers: int = 2

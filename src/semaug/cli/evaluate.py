@@ -10,6 +10,7 @@ from rich.console import Console
 from semaug.cli.common import Command, choose_device, say
 from semaug.util.errors import DataError, SettingError
 from semaug.util.names import printable
+from semaug.util.ranges import setting
 
 
 @dataclass(frozen=True)
@@ -18,20 +19,20 @@ class Evaluate(Command):
 
     model: Annotated[Path, tyro.conf.Positional]
     """A run directory, an exported folder, or an ONNX file with the files beside it."""
-    data: str | None = None
+    data: str | None = setting(None, "main")
     """Name of a data set, or path. Default: the data that the model was trained on."""
-    data_root: Path | None = None
+    data_root: Path | None = setting(None, "data")
     """Folder that holds the named data sets. Default: $SEMAUG_DATA, or ./data."""
-    split: Literal["train", "val", "test"] | None = None
-    """The split to measure. Default: "test" if there is one. Otherwise, for the data that the model was trained on,
-    "val", the images held out in training; for other data, all images of a folder without splits."""
-    json: Path | None = None
-    """Write all numbers to this file too."""
-    device: str | None = None
+    split: Literal["train", "val", "test"] | None = setting(None, "main")
+    """The split to measure. Default: "test" if there is one; otherwise "val", the images held out in training, or, of
+    other data than the model was trained on, all images of a folder without splits."""
+    json: Path | None = setting(None, "output")
+    """Write all numbers to this file too. Default: no file."""
+    device: str | None = setting(None, "hardware")
     """Where to compute. Default: cuda if available, else cpu."""
-    batch_size: int = 64
+    batch_size: int = setting(64, "hardware")
     """Images per batch."""
-    on_bad_image: Literal["stop", "skip"] | None = None
+    on_bad_image: Literal["stop", "skip"] | None = setting(None, "data")
     """What to do about images that cannot be read. stop: report an error. skip: leave them out and report their number.
     Default: as in training."""
 

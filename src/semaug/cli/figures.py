@@ -8,6 +8,7 @@ import tyro
 
 from semaug.cli.common import Command, choose_device, show
 from semaug.report.figures.table import FigureName, describe_figures
+from semaug.util.ranges import setting
 
 
 @dataclass(frozen=True)
@@ -15,23 +16,23 @@ class Figures(Command):
     """Draw the figures of the paper from finished runs: PNG, SVG where it is vector, and an interactive HTML page."""
 
     figure: Annotated[FigureName, tyro.conf.Positional]
-    """What to draw."""
+    """What to draw: one of the names above."""
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Run directories. NAME=RUN gives a run a name in the figure."""
-    output: Path = Path("figures")
+    output: Path = setting(Path("figures"), "main")
     """The folder to write to."""
-    group: str | None = None
+    group: str | None = setting(None, "main")
     """Name of the group of look-alike classes (tsne, augmentations). Default: all groups of more than five
     classes (tsne), or the largest group."""
-    groups: Path | None = None
+    groups: Path | None = setting(None, "main")
     """CSV file with the columns class and group. Default: the last words of the classes' names are the groups."""
-    covariance: Literal["run", "classwise"] = "run"
+    covariance: Literal["run", "classwise"] = setting("run", "method")
     """The run's own Σ, or the class-wise Σ of its final features (neighbours, augmentations)."""
-    strength: float | None = None
+    strength: float | None = setting(None, "method")
     """λ (neighbours, augmentations). Default: that of the end of training."""
-    seed: int = 0
+    seed: int = setting(0, "method")
     """Seed of all random numbers."""
-    device: str | None = None
+    device: str | None = setting(None, "hardware")
     """Where to compute. Default: cuda if available, else cpu."""
 
     def run(self) -> None:

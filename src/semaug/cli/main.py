@@ -1,10 +1,12 @@
 """The entry point: dispatch to a command, exit codes, and how errors are printed."""
 
+import inspect
 import os
 import shutil
 import signal
 import sys
 import warnings
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any, Union, cast
 
@@ -12,17 +14,23 @@ import tyro
 
 from semaug import __version__
 from semaug.cli.common import Command, say, with_flags
+from semaug.cli.options import CONFIG, grouped, parse
 from semaug.util import distributed
 from semaug.util.errors import SemaugError, SettingError
-from semaug.util.names import printable
+from semaug.util.names import printable, shown
 from semaug.util.signals import Stop
 
 MIN_COLUMNS = 40
 COMMANDS = (
-    "demo", "train", "evaluate", "predict", "export", "serve", "report", "figures", "data", "bench", "compare",
-    "reproduce",
+    "demo", "data", "train", "compare", "evaluate", "predict", "export", "serve", "report", "figures", "bench",
+    "reproduce", "completion",
 )  # fmt: skip
 """Names of the commands, in the order of the help. Command NAME is the class Name of the module semaug.cli.NAME."""
+
+DESCRIPTION = (
+    "Fine-grained image recognition with semantic data augmentation. semaug COMMAND --help lists the options of a "
+    "command, semaug --version prints the version."
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -113,20 +121,38 @@ def _run(arguments: list[str]) -> int:
 
 def _parse(arguments: list[str]) -> Command:
     """Read the options. Only the module of the named command is imported, all of them for the general help."""
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
     if arguments and arguments[0] in COMMANDS:
         name, *options = arguments
         kind = _command(name)
-        return cast(Command, tyro.cli(kind, prog=f"semaug {name}", args=kind.expand(options), config=config))
-    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
-        raise SettingError(f"options follow the command, as in semaug train {arguments[0]}; see semaug --help")
-    subcommands = tuple(Annotated[_command(name), tyro.conf.subcommand(name)] for name in COMMANDS)
-    description = (
-        "Fine-grained image recognition with learnable semantic data augmentation. semaug COMMAND --help lists the "
-        "options of a command, semaug --version prints the version."
-    )
-    union: Any = Union[subcommands]  # noqa: UP007
-    return cast(Command, tyro.cli(union, prog="semaug", description=description, args=arguments, config=config))
+        return cast(Command, parse(kind, f"semaug {name}", kind.expand(options)))
+    first = arguments[0] if arguments else "--help"
+    if first not in ("-h", "--help"):
+        if first.startswith("-"):
+            raise SettingError(f"options follow the command, as in semaug train {first}; see semaug --help")
+        similar = get_close_matches(first, COMMANDS, n=1)
+        hint = f"did you mean semaug {similar[0]}? " if similar else ""
+        raise SettingError(f"there is no command {shown(first)}; {hint}semaug --help lists all commands")
+    return cast(Command, general("--help"))
+
+
+def general(*arguments: str) -> Any:
+    """Let tyro answer for all commands together.
+
+    Args:
+        arguments: What it is asked: the help, or a script for a shell.
+
+    Raises:
+        SystemExit: After the answer was printed.
+    """
+    commands = {name: _command(name) for name in COMMANDS}
+    lines = {name: str(inspect.getdoc(kind)).split("\n\n")[0] for name, kind in commands.items()}
+    union: Any = Union[  # noqa: UP007
+        tuple(
+            Annotated[grouped(kind), tyro.conf.subcommand(name, description=lines[name])]
+            for name, kind in commands.items()
+        )
+    ]
+    return tyro.cli(union, prog="semaug", description=DESCRIPTION, args=arguments, config=CONFIG)
 
 
 def _command(name: str) -> Any:

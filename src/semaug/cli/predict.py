@@ -9,6 +9,7 @@ import tyro
 from semaug.cli.common import Command, choose_device, say
 from semaug.util.errors import SettingError
 from semaug.util.names import counted
+from semaug.util.ranges import setting
 
 
 @dataclass(frozen=True)
@@ -19,16 +20,16 @@ class Predict(Command):
     """A run directory, an exported folder, or an ONNX file with the files beside it."""
     images: Annotated[tuple[str, ...], tyro.conf.Positional]
     """Image files, folders (searched recursively), patterns such as 'photos/*.jpg', or "-"."""
-    output: Path | None = None
+    output: Path | None = setting(None, "main")
     """The file to write. Default: standard output."""
-    format: Literal["csv", "jsonl"] = "csv"
+    format: Literal["csv", "jsonl"] = setting("csv", "output")
     """csv: a table for spreadsheets, in which names that look like a formula start with an apostrophe. jsonl: one JSON
     object per line, with unchanged names."""
-    top_k: int = 5
+    top_k: int = setting(5, "main")
     """Number of classes to list for each image."""
-    device: str | None = None
+    device: str | None = setting(None, "hardware")
     """Where to compute. Default: cuda if available, else cpu."""
-    batch_size: int = 64
+    batch_size: int = setting(64, "hardware")
     """Images per batch."""
 
     def run(self) -> None:

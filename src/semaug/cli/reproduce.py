@@ -11,6 +11,7 @@ from rich.console import Console
 from semaug.cli.common import Command, command_line, with_flags
 from semaug.training.settings import Select
 from semaug.util.errors import TrainingError
+from semaug.util.ranges import setting
 
 
 @dataclass(frozen=True)
@@ -26,31 +27,31 @@ class Reproduce(Command):
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """What to reproduce: "list", names from the list, or "all"."""
-    scale: Literal["full", "small"] = "full"
+    scale: Literal["full", "small"] = setting("full", "main")
     """full: the paper's settings on its data sets. small: the same cells on drawn birds, with small networks and few
     epochs. It needs no data and no GPU, and says nothing about the paper's claims."""
-    data: Path | None = None
+    data: Path | None = setting(None, "main")
     """Folder that holds the paper's data sets. Default: $SEMAUG_DATA, or ./data. At small scale: a folder of images to
     use instead of the drawn birds."""
-    output: Path = Path("runs/reproduce")
+    output: Path = setting(Path("runs/reproduce"), "main")
     """Folder of the runs and the report."""
-    dataset: tuple[str, ...] = ()
+    dataset: tuple[str, ...] = setting((), "main")
     """Only cells on these data sets: cub, aircraft, cars, nabirds, imagenet."""
-    network: tuple[str, ...] = ()
+    network: tuple[str, ...] = setting((), "main")
     """Only cells with these networks, as the paper writes them: ResNet-50, ViT-B/16, …"""
-    method: tuple[str, ...] = ()
+    method: tuple[str, ...] = setting((), "main")
     """Only cells of these methods: basic, isda, learnable, …"""
-    seeds: tuple[int, ...] | None = None
+    seeds: tuple[int, ...] | None = setting(None, "main")
     """Seeds of each cell. Default: 0 1 2 at full scale, one or two seeds at small scale."""
-    jobs: int | None = None
+    jobs: int | None = setting(None, "hardware")
     """Number of runs at a time. Default: one for each GPU; without a GPU, at small scale one for each core."""
-    epochs: int | None = None
+    epochs: int | None = setting(None, "schedule")
     """Epochs of every run. Default: the scale's own number."""
-    select: Select | None = None
+    select: Select | None = setting(None, "schedule")
     """Which epoch is kept: the best on a validation split (val), the last one after training on all training images
     (last), or the best on the test split (test), as in much published code, whose accuracies are too high. Default:
     last at full scale, val at small scale."""
-    device: str | None = None
+    device: str | None = setting(None, "hardware")
     """Where to train. Default: cuda if available, else cpu."""
 
     def run(self) -> None:

@@ -8,6 +8,7 @@ import tyro
 
 from semaug.cli.common import Command, choose_device, say
 from semaug.util.errors import MissingPackageError
+from semaug.util.ranges import setting
 
 
 @dataclass(frozen=True)
@@ -20,19 +21,19 @@ class Serve(Command):
 
     model: Annotated[Path, tyro.conf.Positional]
     """A run directory."""
-    host: str = "127.0.0.1"
+    host: str = setting("127.0.0.1", "main")
     """The address to listen on. Anyone who can reach it can use the page: there is no password and no encryption."""
-    port: int = 8000
+    port: int = setting(8000, "main")
     """The port to listen on. 0: a free one."""
-    images: int = 2000
+    images: int = setting(2000, "data")
     """Largest number of training images to compare with."""
-    covariance: Literal["run", "classwise"] | None = None
+    covariance: Literal["run", "classwise"] | None = setting(None, "method")
     """The run's own Σ, or the class-wise Σ of its final features. Default: the run's own if it has one."""
-    strength: float | None = None
+    strength: float | None = setting(None, "method")
     """λ. Default: that of the end of training."""
-    seed: int = 0
+    seed: int = setting(0, "schedule")
     """Seed of the choice of training images and of the random features."""
-    device: str | None = None
+    device: str | None = setting(None, "hardware")
     """Where to compute. Default: cuda if available, else cpu."""
 
     def run(self) -> None:

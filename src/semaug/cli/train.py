@@ -7,13 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
-from semaug.cli.common import Command, show, show_ranges
-from semaug.training.methods import Augmentation
+from semaug.cli.common import Command, show
 from semaug.training.settings import TrainConfig, required
 from semaug.util import distributed
 from semaug.util.errors import DataError, SettingError
-
-show_ranges(TrainConfig, Augmentation)
+from semaug.util.ranges import setting
 
 
 @dataclass(frozen=True)
@@ -24,16 +22,18 @@ class Train(TrainConfig, Command):
     again to resume an interrupted run.
     """
 
-    config: Path | None = None
+    config: Path | None = setting(None, "main")
     """Read settings from a YAML file, or from the config.json of an earlier run (except its output directory). Options
-    of the command line override them."""
-    print_config: bool = False
+    of the command line override them. Default: no file."""
+    print_config: bool = setting(False, "output")
     """Print all settings, with their defaults, in the form that --config reads, and stop."""
-    dry_run: bool = False
+    dry_run: bool = setting(False, "output")
     """Check settings, data set and network, print what would be trained, and stop. Nothing is written; images are not
     decoded, and pretrained weights not fetched."""
-    quiet: bool = False
+    quiet: bool = setting(False, "output")
     """Print nothing but the result and errors."""
+    verbose: bool = setting(False, "output")
+    """Also print all settings, and after each epoch all of its numbers, as in metrics.jsonl."""
 
     resumable: ClassVar[bool] = True
     distributed: ClassVar[bool] = True
@@ -63,13 +63,15 @@ class Train(TrainConfig, Command):
             if distributed.is_rank_zero():
                 print(yaml.safe_dump(config.resolve().to_json(), sort_keys=False, allow_unicode=True), end="")
             return
+        if self.quiet and self.verbose:
+            raise SettingError("`quiet` and `verbose` exclude each other")
         refuse_ambiguity(self.data, self.data_root)
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere) if self.quiet else nullcontext():
             if self.dry_run:
                 if distributed.is_rank_zero():
                     _rehearse(config.resolve())
                 return
-            folder = train(config)
+            folder = train(config, self.verbose)
             if distributed.is_rank_zero():
                 write_report([folder], folder / "report.html")
         if distributed.is_rank_zero():

@@ -20,53 +20,54 @@ from semaug.meta.learner import JointAugmentation, LearnableAugmentation
 from semaug.meta.mixing import DominantClassCovariance, ManifoldMixup, SnapMix
 from semaug.meta.optimizers import make_optimizer
 from semaug.network.network import FrozenBlocks, Network
-from semaug.util.ranges import BelowOne, Count, NotNegative, Positive, Range
+from semaug.util.ranges import BelowOne, Count, NotNegative, Positive, Range, setting
 
 
 @dataclass(frozen=True)
 class Augmentation:
     """Settings of the semantic augmentation, used by the methods that have a Σ."""
 
-    strength: Annotated[StrengthOption, Range(0, LARGEST_STRENGTH)] = "auto"
+    strength: Annotated[StrengthOption, Range(0, LARGEST_STRENGTH)] = setting("auto", "method")
     """Strength λ of augmentation. auto: λ sets itself, such that the training loss follows a ramp. A number: λ0 of the
     paper's schedule, the strength at the end of training (the paper: 10)."""
-    strength_power: NotNegative = 1.0
+    strength_power: NotNegative = setting(1.0, "method")
     """α of the paper's schedule: λ grows as (epoch / epochs)^α · λ0."""
-    constant: NotNegative = 0.5
-    """Variance of the method `constant`."""
-    covariance: Sharing = "classwise"
+    constant: NotNegative = setting(0.5, "method")
+    """Variance of the method constant."""
+    covariance: Sharing = setting("classwise", "method")
     """Σ of isda: the variance of the sample's class (classwise), of all classes together (pooled), halfway between
     the two (shrunk), or of the class and those with the nearest means (neighbours)."""
-    width: Count | None = None
+    width: Count | None = setting(None, "method")
     """Hidden width of CovNet. Default: a quarter of the feature dimension; half of it on P2P-Net."""
-    depth: Annotated[int, Range(1, 100)] = 1
+    depth: Annotated[int, Range(1, 100)] = setting(1, "method")
     """Number of hidden layers of CovNet."""
-    fixed_trace: Positive | None = None
-    """Fix the mean variance of CovNet's Σ to this value, so that only the shape of Σ is learned."""
-    activation: Literal["sigmoid", "softplus"] | None = None
+    fixed_trace: Positive | None = setting(None, "method")
+    """Fix the mean variance of CovNet's Σ to this value, so that only the shape of Σ is learned. Default:
+    it is learned too."""
+    activation: Literal["sigmoid", "softplus"] | None = setting(None, "method")
     """Activation of CovNet's outputs. Default: sigmoid, as in the paper; softplus with a fixed trace."""
-    meta_lr: NotNegative = 0.001
+    meta_lr: NotNegative = setting(0.001, "method")
     """Learning rate of CovNet."""
-    meta_optimizer: Literal["sgd", "adam"] = "sgd"
+    meta_optimizer: Literal["sgd", "adam"] = setting("sgd", "method")
     """Optimiser of CovNet."""
-    meta_momentum: BelowOne = 0.0
+    meta_momentum: BelowOne = setting(0.0, "method")
     """Momentum of CovNet's sgd."""
-    order: Literal["paper", "pipelined"] = "paper"
+    order: Literal["paper", "pipelined"] = setting("paper", "method")
     """Order of the updates: the paper's, or the pipelined one, which costs less."""
-    engine: Literal["jvp", "double_backward"] = "jvp"
+    engine: Literal["jvp", "double_backward"] = setting("jvp", "method")
     """How the meta-gradient is computed. Both engines give the same result; jvp is faster."""
-    meta_loss: Literal["head", "whole"] = "head"
+    meta_loss: Literal["head", "whole"] = setting("head", "method")
     """On P2P-Net: the meta loss is the cross-entropy of its final classifier (head), as in the paper, or the whole
     loss."""
-    frozen_blocks: Annotated[FrozenBlocks, Range(0, 10_000)] = 0
+    frozen_blocks: Annotated[FrozenBlocks, Range(0, 10_000)] = setting(0, "method")
     """Freeze the stem and the first N blocks in the pseudo update (the paper: 10 for ResNet-50); stem freezes the stem
     alone, 0 nothing."""
-    interval: Count | None = None
+    interval: Count | None = setting(None, "method")
     """Run the meta loop in one of N half steps, the iterations of the paper; a batch has two. Default: 1; 10 on
     P2P-Net, as in the paper."""
-    detach_real: bool = False
+    detach_real: bool = setting(False, "method")
     """Stop gradients from Σ into the features in the real update."""
-    pseudo: Literal["global", "local"] = "global"
+    pseudo: Literal["global", "local"] = setting("global", "method")
     """Under torchrun: compute pseudo update and meta loss from the images of all processes (global), or from each
     process's own images as in the authors' code (local), which communicates less."""
 

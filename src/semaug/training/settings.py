@@ -24,6 +24,7 @@ from semaug.util.ranges import (
     SideOrZero,
     Workers,
     check_ranges,
+    setting,
 )
 
 Value = TypeVar("Value")
@@ -39,114 +40,112 @@ def required(value: Value | None) -> Value:
     return value
 
 
-def _free(default: Value) -> Value:
-    """A setting that does not identify a run: it may change when the run is resumed."""
-    return field(default=default, metadata={"identifies": False})
-
-
 @dataclass(frozen=True)
 class TrainConfig:
     """Train a classifier of look-alike classes."""
 
-    data: str = "birds"
+    data: str = setting("birds", "main")
     """Name of a data set (birds, cub, aircraft, cars, nabirds, imagenet), or path of a folder or table of images."""
-    data_root: Path | None = _free(None)
+    data_root: Path | None = setting(None, "data", identifies=False)
     """Folder of the named data sets. Default: $SEMAUG_DATA, or ./data."""
-    download: bool = _free(False)
+    download: bool = setting(False, "data", identifies=False)
     """Download a named data set that is missing, if its host still offers it."""
-    model: str | None = None
-    """timm name, or torchvision/NAME; -v1 after it, as in resnet50-v1, for ResNet weights of Keras. Default:
+    model: str | None = setting(None, "main")
+    """Network: a timm name, or torchvision/NAME; -v1 after it, as in resnet50-v1, for ResNet weights of Keras. Default:
     resnet50; on the embedded birds "small", a network of our own."""
-    weights: Path | None = None
-    """Weights to start from: a .safetensors file. Other formats can hold code and are refused."""
-    pretrained: bool | None = None
+    weights: Path | None = setting(None, "model")
+    """Weights to start from: a .safetensors file. Other formats can hold code and are refused. Default: those of
+    `pretrained`."""
+    pretrained: bool | None = setting(None, "model")
     """Start from ImageNet weights of the library. Default: yes, except with own weights, "small" or the birds."""
-    method: MethodName = "isda"
+    method: MethodName = setting("isda", "main")
     """Training method. Default: isda, the best in our comparisons; the paper's is learnable."""
-    epochs: Count | None = None
+    epochs: Count | None = setting(None, "main")
     """Number of epochs. Default: 100; 300 for P2P-Net; 15 on the embedded birds."""
-    output: Path | None = _free(None)
+    output: Path | None = setting(None, "main", identifies=False)
     """Run directory. Default: runs/DATA-MODEL-METHOD-SEED. An interrupted run there is resumed."""
-    seed: Seed = 0
+    seed: Seed = setting(0, "schedule")
     """Seed of all random numbers."""
-    resume: bool = _free(True)
+    resume: bool = setting(True, "output", identifies=False)
     """Resume an unfinished run in the run directory. If disabled, such a run is an error."""
 
     augmentation: Augmentation = field(default_factory=Augmentation)
 
-    resize: Side | None = None
+    resize: Side | None = setting(None, "main")
     """Side in pixels of the square that images are resized to. Default: 600; 96 on the embedded birds."""
-    crop: Side | None = None
+    crop: Side | None = setting(None, "main")
     """Side in pixels of the crop. Default: 448; 88 on the embedded birds."""
-    shape: Literal["squash", "aspect"] = "squash"
+    shape: Literal["squash", "aspect"] = setting("squash", "data")
     """How images become square: squash resizes both sides, as in the paper; aspect takes the central square."""
-    crop_scale: Portion | None = None
+    crop_scale: Portion | None = setting(None, "data")
     """Train on crops of random size, resized to `crop`, with at least this share of the image's area. For training from
     scratch (ImageNet: 0.08). Default: crops of a fixed size."""
-    padding: SideOrZero = 0
+    padding: SideOrZero = setting(0, "data")
     """Width in pixels of a black border around training images, before the crop (P2P-Net: 8)."""
-    normalize: Literal["imagenet", "half"] = "imagenet"
+    normalize: Literal["imagenet", "half"] = setting("imagenet", "data")
     """Mean and deviation by which pixels are normalised: those of ImageNet, or 0.5 (half), as in P2P-Net."""
 
-    batch_size: Count | None = None
+    batch_size: Count | None = setting(None, "main")
     """Images per update over all processes; a loaded batch has two such halves. Default: 64; 16 on the birds."""
-    micro_batch: Count | None = None
-    """Most images in one forward pass; gradients are summed. It lets the same batch fit on a small GPU."""
-    optimizer: Literal["sgd", "adamw"] | None = None
+    micro_batch: Count | None = setting(None, "hardware")
+    """Most images in one forward pass; gradients are summed. It lets the same batch fit on a small GPU. Default: all of
+    the batch."""
+    optimizer: Literal["sgd", "adamw"] | None = setting(None, "schedule")
     """Optimiser of the network. Default: sgd; adamw on the embedded birds, which are trained from scratch."""
-    lr: Positive | None = None
-    """Learning rate of the network, with cosine decay to zero. Default: it grows with the batch, for sgd in
-    proportion from 0.03 at 64 images (P2P-Net: 0.002, and a tenth of it for the backbone), for adamw with the square
-    root from 0.005 at 16."""
-    momentum: BelowOne = 0.9
+    lr: Positive | None = setting(None, "main")
+    """Learning rate of the network (of P2P-Net's backbone: a tenth of it), with cosine decay to zero. Default: from the
+    batch size, 0.03 · B/64 for sgd (P2P-Net: 0.002 · B/64), 0.005 · √(B/16) for adamw."""
+    momentum: BelowOne = setting(0.9, "schedule")
     """Momentum of sgd."""
-    weight_decay: NotNegative | None = None
+    weight_decay: NotNegative | None = setting(None, "schedule")
     """Weight decay of the network. Default: 0 for sgd, 0.05 for adamw; 0.0005 for P2P-Net."""
-    warmup_epochs: NotNegative = 5.0
+    warmup_epochs: NotNegative = setting(5.0, "schedule")
     """Epochs over which the learning rate grows from zero; at most a tenth of all epochs."""
-    lr_decay: Literal["step", "epoch"] = "step"
+    lr_decay: Literal["step", "epoch"] = setting("step", "schedule")
     """Whether the learning rate falls with every step, or once an epoch, as in P2P-Net."""
-    label_smoothing: BelowOne = 0.0
+    label_smoothing: BelowOne = setting(0.0, "method")
     """Share of the label that is spread over all classes."""
-    clip_norm: Positive | None = None
+    clip_norm: Positive | None = setting(None, "schedule")
     """Largest norm of the gradient. Default: no limit."""
-    ema: Share | None = None
-    """Decay of a moving average of the weights (0.999, for example), which is then evaluated and saved."""
-    sync_batch_norm: bool = False
+    ema: Share | None = setting(None, "model")
+    """Decay of a moving average of the weights (0.999, for example), which is then evaluated and saved. Default:
+    no average."""
+    sync_batch_norm: bool = setting(False, "model")
     """Under torchrun: let BatchNorm normalise over the images of all processes instead of each process's own."""
-    validate_every: Count = 1
+    validate_every: Count = setting(1, "schedule")
     """Validate after every so many epochs, and after the last one."""
-    patience: Count | None = None
+    patience: Count | None = setting(None, "schedule")
     """Stop when the validation accuracy has not improved for this many epochs. Default: never."""
 
-    val_fraction: Share = 0.1
+    val_fraction: Share = setting(0.1, "data")
     """Share of the training images to validate on, if the data set has no validation split."""
-    val_per_class: CountOrZero | None = None
-    """Validate on this many training images of each class instead."""
-    select: Select = "val"
+    val_per_class: CountOrZero | None = setting(None, "data")
+    """Validate on this many training images of each class instead. Default:
+    `val_fraction` of them."""
+    select: Select = setting("val", "data")
     """Which epoch is kept: the best on a validation split (val), or the last one. "last" trains on all training images
     and evaluates once, on the test split; use it for a figure to publish. "test" chooses the best epoch on the test
     split, as much published code does; its accuracy is too high, and comparable with such results only."""
 
-    device: str | None = _free(None)
+    device: str | None = setting(None, "hardware", identifies=False)
     """Device of the network. Default: cuda if there is one, else cpu."""
-    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    precision: Literal["fp32", "bf16", "fp16"] | None = setting(None, "hardware")
     """Precision of the network. Default: bf16 on a GPU, fp32 on a CPU."""
-    compile: bool = _free(False)
+    compile: bool = setting(False, "hardware", identifies=False)
     """Speed up the network with torch.compile; the first steps then take minutes."""
-    graphs: bool = _free(True)
+    graphs: bool = setting(True, "hardware", identifies=False)
     """On a GPU, replay training steps as CUDA graphs: the same numbers in less time."""
-    workers: Workers = _free(2)
+    workers: Workers = setting(2, "hardware", identifies=False)
     """Number of processes that decode images, for each process of torchrun."""
-    cache: Path | None = _free(Path("~/.cache/semaug"))
+    cache: Path | None = setting(Path("~/.cache/semaug"), "data", identifies=False)
     """Folder for decoded images, shared by runs; None keeps them in memory only."""
-    on_bad_image: Literal["stop", "skip"] = _free("stop")
+    on_bad_image: Literal["stop", "skip"] = setting("stop", "data", identifies=False)
     """Unreadable images: stop before training and list them, or skip them. With streamed images, stop does not check
     them in advance: the first one ends training."""
-    track: Literal["tensorboard", "wandb"] | None = _free(None)
+    track: Literal["tensorboard", "wandb"] | None = setting(None, "output", identifies=False)
     """Also log settings, metrics and evaluation to TensorBoard (OUTPUT/tensorboard) or Weights & Biases. Needs pip
-    install 'semaug[tensorboard]' or 'semaug[wandb]'."""
-    images_on: Literal["gpu", "ram", "stream"] | None = _free(None)
+    install 'semaug[tensorboard]' or 'semaug[wandb]'. Default: neither."""
+    images_on: Literal["gpu", "ram", "stream"] | None = setting(None, "data", identifies=False)
     """Where decoded images are kept: GPU memory, RAM, or nowhere (stream: decode every epoch, for data larger than
     memory and disk). Default: gpu if they take less than half of its free memory, else ram."""
 
@@ -215,4 +214,4 @@ class TrainConfig:
 
 def identifying() -> frozenset[str]:
     """Names of the settings that must stay the same when a run is resumed; others say where and how fast it runs."""
-    return frozenset(setting.name for setting in fields(TrainConfig) if setting.metadata.get("identifies", True))
+    return frozenset(option.name for option in fields(TrainConfig) if option.metadata.get("identifies", True))

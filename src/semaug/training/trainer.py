@@ -31,7 +31,7 @@ from semaug.training.tracking import Tracker, check_installed, make_tracker
 from semaug.util import distributed
 from semaug.util.errors import RunError, TrainingError
 from semaug.util.files import write_json
-from semaug.util.progress import Progress
+from semaug.util.progress import Progress, ProgressCallback
 from semaug.util.signals import Interrupted, Stop
 from semaug.util.untrusted import read_json
 
@@ -40,13 +40,14 @@ LEAST_ON_GPU = 256  # images in a batch of validation, which a GPU does not fill
 MUCH_WAITING = 0.1  # share of the first epoch spent waiting for images that causes a hint
 
 
-def train(config: TrainConfig) -> Path:
+def train(config: TrainConfig, verbose: bool = False) -> Path:
     """Train a network as configured, or resume the run in the output directory.
 
     Under torchrun all processes train one network together, and rank 0 writes the files.
 
     Args:
         config: The settings.
+        verbose: Whether to print all settings, and all numbers of each epoch.
 
     Returns:
         The run directory, with the trained model, metrics and evaluation.
@@ -57,11 +58,11 @@ def train(config: TrainConfig) -> Path:
     """
     config = config.resolve()
     if not distributed.is_launched():
-        return _run(config, torch.device(required(config.device)))
+        return _run(config, torch.device(required(config.device)), verbose)
     initialized = distributed.is_running()
     device = distributed.initialize(required(config.device))
     try:
-        return _run(config, torch.device(device))
+        return _run(config, torch.device(device), verbose)
     except distributed.PeerLostError as error:
         message = f"another process has ended; run the same command again to resume the run in {config.output}"
         raise TrainingError(message, on_all_ranks=True) from error
@@ -70,8 +71,10 @@ def train(config: TrainConfig) -> Path:
             distributed.shut_down()
 
 
-def _run(config: TrainConfig, device: torch.device) -> Path:
-    run, progress = RunDirectory(required(config.output)), Progress(quiet=distributed.rank() > 0)
+def _run(config: TrainConfig, device: torch.device, verbose: bool) -> Path:
+    run, progress = RunDirectory(required(config.output)), Progress(distributed.rank() > 0, verbose)
+    settings = config.to_json()
+    progress.numbers(settings.pop("augmentation") | settings)
     with Stop() as stop, run:
         distributed.raise_on_all_ranks(lambda: check_installed(config.track))
         if run.claim(config, progress):
@@ -198,6 +201,7 @@ class Trainer:
         self._save(snapshot, is_best=is_best)
 
         self.progress.epoch(row, self._epochs)
+        self.progress.numbers(row)
         if warning is not None:
             self.progress.say(f"warning: after epoch {epoch} {warning}")
         if epoch == 1 and self._loader.waited > MUCH_WAITING * row["seconds"]:
@@ -212,17 +216,20 @@ class Trainer:
         with self.progress.task(name, total) as advance, self._batches.remaining(state.epoch, within) as inputs:
             while within.step < total:
                 first = within.step
-                steps = self._take_steps(within, inputs, min(total, first + CHECK_EVERY))
+                steps = self._take_steps(within, inputs, min(total, first + CHECK_EVERY), advance)
                 failure = self._finite_check.first_failure(steps)
                 if failure is not None:
                     self._fail(first + failure, steps[failure])
                 within.add(steps)
-                advance(within.step, total)
                 self._stop_if_asked()
         return within
 
     def _take_steps(
-        self, within: EpochState, inputs: Iterator[tuple[Tensor, Tensor, Tensor]], end: int
+        self,
+        within: EpochState,
+        inputs: Iterator[tuple[Tensor, Tensor, Tensor]],
+        end: int,
+        advance: ProgressCallback = lambda done, total: None,
     ) -> list[dict[str, float]]:
         """Take the steps up to `end`, or until asked to stop; returns their metrics."""
         epoch, started, metrics = self.state.epoch, time.perf_counter(), []
@@ -234,6 +241,7 @@ class Trainer:
             within.lr = self.optimization.set_learning_rates(epoch + step / steps)
             images, labels, within.generator = next(inputs)
             metrics.append(self.optimization.step(images, labels))
+            advance(step + 1, steps)
             if self._signal() is not None:
                 break
         numbers = _to_host(metrics)

@@ -24,9 +24,11 @@ class Progress:
 
     Args:
         quiet: Whether to print nothing.
+        verbose: Whether to print details too.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, verbose: bool = False) -> None:
+        self.verbose = verbose
         self.console = Console(stderr=True, highlight=False, quiet=quiet)
         self._started = time.monotonic()
         self._epochs_seen = 0
@@ -77,6 +79,12 @@ class Progress:
                 self.say(f"{name}: {done} of {total}, {duration((now - started) / done * (total - done))} left")
 
         return advance
+
+    def numbers(self, values: dict[str, Any]) -> None:
+        """Print settings or metrics by name, if details are wanted."""
+        if self.verbose:
+            texts = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in values.items()}
+            self.say("  " + ", ".join(f"{name} {text}" for name, text in texts.items()))
 
     def epoch(self, row: dict[str, Any], epochs: int) -> None:
         """Print one line with an epoch's metrics, a `row` of metrics.jsonl, and the time left of `epochs`."""

@@ -1,14 +1,35 @@
-"""Ranges of settings, declared in their types: ``lr: Positive``, or ``momentum: Annotated[float, Range(0, below=1)]``.
+"""What is declared beside a setting: its range, its group in the help, and whether it identifies a run.
 
-The checks of settings and of JSON files, the help of the command line and the reference read them there.
+The range is in the type: ``lr: Positive``, or ``momentum: Annotated[float, Range(0, below=1)]``. The rest is in the
+default: ``lr: Positive = setting(0.1, "schedule")``. The checks of settings and of JSON files, the help of the command
+line and the reference read them there.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from semaug.util.errors import SettingError
+
+Value = TypeVar("Value")
+MAIN: Final = "main"
+Group = Literal["main", "data", "model", "method", "schedule", "hardware", "output"]
+"""Groups of options in the help, in their order; "main" has those that matter most."""
+
+
+def setting(default: Value, group: Group, identifies: bool = True) -> Value:
+    """Declare a setting, a field of a dataclass.
+
+    Args:
+        default: Its default.
+        group: Its group in the help of the command line.
+        identifies: Whether it must stay the same when a run is resumed.
+
+    Returns:
+        The field.
+    """
+    return field(default=default, metadata={"group": group, "identifies": identifies})
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from semaug.meta.gradient import Engine
 from semaug.network.network import FrozenBlocks
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import SettingError
+from semaug.util.ranges import setting
 
 INTERVAL = 10  # half steps between two meta updates, in the variants that skip some
 STEPS = INTERVAL // 2  # steps in a turn: one meta update of those variants
@@ -55,44 +56,44 @@ ENGINES: dict[Engine, str] = {"jvp": "paper", "double_backward": "paper-double-b
 class BenchConfig:
     """What to measure, and on what."""
 
-    model: str | None = None
+    model: str | None = setting(None, "main")
     """Network: a timm name, torchvision/NAME, or "small", our small network. Default: resnet50 on a GPU, resnet18 on a
     CPU."""
-    pixels: int | None = None
+    pixels: int | None = setting(None, "main")
     """Side of the images. Default: 448 on a GPU, 64 on a CPU."""
-    half: int | None = None
+    half: int | None = setting(None, "main")
     """Images per half batch; a step uses two halves. Default: 64 on a GPU, 8 on a CPU."""
-    classes: int = 200
+    classes: int = setting(200, "main")
     """Number of classes."""
-    frozen_blocks: FrozenBlocks | None = None
+    frozen_blocks: FrozenBlocks | None = setting(None, "main")
     """Freeze the stem and the first N blocks in the pseudo update; stem freezes the stem alone, 0 nothing. Default: 10
     for resnet50, as in the paper; 5 for resnet18; 0 for other models."""
-    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    precision: Literal["fp32", "bf16", "fp16"] | None = setting(None, "main")
     """Precision of the backbone. Default: bf16 on a GPU, fp32 on a CPU."""
-    compile: bool = False
+    compile: bool = setting(False, "hardware")
     """Compile the network's forward and backward pass with torch.compile, for plain training too. Takes minutes."""
-    cudnn_search: bool = False
+    cudnn_search: bool = setting(False, "hardware")
     """Let cuDNN search for its fastest algorithms first. Training does not do this. Takes minutes for networks with
     many kinds of convolutions."""
-    graphs: bool = True
+    graphs: bool = setting(True, "hardware")
     """On a GPU, replay steps as CUDA graphs, those of plain training too. fp16 cannot be replayed."""
-    p2p: bool = False
+    p2p: bool = setting(False, "model")
     """Measure P2P-Net on the network instead of the network itself."""
-    skip: tuple[str, ...] = ()
+    skip: tuple[str, ...] = setting((), "main")
     """Variants to leave out: isda, paper, paper-double-backward, pipelined, paper-interval, pipelined-interval."""
-    repetitions: int | None = None
+    repetitions: int | None = setting(None, "schedule")
     """Turns of each variant, at least 3; the time limit may end the measurement earlier. Default: 9 on a GPU, 5 on a
     CPU."""
-    seconds: float | None = None
+    seconds: float | None = setting(None, "schedule")
     """Time limit. No repetition starts that would end later, but at least 3 are made. A variant whose step takes over
     a second takes turns of one step instead of five, unless it has an interval. If its step takes over a tenth of the
     limit, it takes a single turn. The comparison of the meta-gradients takes some seconds more. Default: 60 on a GPU,
     45 on a CPU."""
-    output: Path = Path("runs/bench")
+    output: Path = setting(Path("runs/bench"), "output")
     """Folder for bench.json (all numbers) and bench.svg (a chart)."""
-    device: str | None = None
+    device: str | None = setting(None, "hardware")
     """Where to run: cpu, cuda or cuda:N. Default: cuda if available."""
-    seed: int = 0
+    seed: int = setting(0, "schedule")
     """Seed of all random numbers."""
 
     def resolve(self) -> "BenchConfig":

@@ -1,0 +1,138 @@
+"""Options of the commands as tyro reads and shows them: in groups, with defaults and ranges in plain words."""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass
+from functools import cache, reduce
+from itertools import pairwise
+from operator import or_
+from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo, UnsupportedTypeAnnotationError
+
+from semaug.util.ranges import MAIN, Group, ranges
+
+Value = TypeVar("Value")
+CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, tyro.conf.PositionalMetavarFromFieldName)
+_DEFAULT = re.compile(r" ?Default: (.*?)\.(?= [A-Z]|$)")
+_BOUNDLESS = re.compile(r"from (\d+) to (?:\d{7,}|1e\+\d+)")
+_MANY = 10  # options in groups
+_MOST_CHOICES = 60  # characters of choices beside an option; more are listed in its text
+
+
+def parse(command: Any, prog: str, arguments: Sequence[str]) -> Any:
+    """Read the options of a command.
+
+    Args:
+        command: A dataclass. Its fields are the options, the texts under them their help.
+        prog: What the help calls the command.
+        arguments: The words after the command.
+
+    Raises:
+        SystemExit: After the help was printed, or a message about a wrong option.
+    """
+    return ungrouped(tyro.cli(grouped(command), prog=prog, args=arguments, config=CONFIG))
+
+
+@cache
+def grouped(command: type) -> Any:
+    """The options of a command as a dataclass for tyro: the main ones, and a nested dataclass for each other group."""
+    groups: dict[str, list[tuple[str, Any, Any]]] = {name: [] for name in get_args(Group)}
+    for option, kind, text in options(command):
+        default = {} if option.default is MISSING else {"default": option.default}
+        groups[option.metadata.get("group", MAIN)].append((option.name, Annotated[kind, text], field(**default)))
+    own = groups.pop(MAIN)
+    for name, members in groups.items():
+        if members:
+            group = make_dataclass(name, members)
+            own.append((f"{name}_group", Annotated[group, tyro.conf.arg(name=name)], field(default_factory=group)))
+    text = inspect.getdoc(command) or ""
+    if sum(map(len, groups.values())) > _MANY:
+        text += "\n\nThe options that matter most come first, the others follow in groups."
+    return make_dataclass(command.__name__, own, namespace={"__doc__": text, "command_type": command})
+
+
+def ungrouped(parsed: Any) -> Any:
+    """The command with the options that tyro has read into the dataclass of :func:`grouped`."""
+    values: dict[str, Any] = {}
+    for name, value in vars(parsed).items():
+        values |= vars(value) if name.endswith("_group") else {name: value}
+    values = {name: ungrouped(value) if hasattr(value, "command_type") else value for name, value in values.items()}
+    return _build(parsed.command_type, values)
+
+
+def _build(kind: type[Value], values: dict[str, Any]) -> Value:
+    own: dict[str, Any] = {}
+    for name, hint in _hints(kind).items():
+        if is_dataclass(hint):
+            own[name] = _build(cast(type, hint), values)
+        elif name in values:
+            own[name] = values[name]
+    return kind(**own)
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of the options that are shown, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    names = [option.name for option in fields(cast(Any, kind))]
+    return {name: hints[name] for name in names if tyro.conf.Suppress not in getattr(hints[name], "__metadata__", ())}
+
+
+def options(kind: type) -> Iterator[tuple[Field[Any], Any, Any]]:
+    """The options of a command, nested ones too: field, type, and the configuration of its help."""
+    texts, limits = _texts(kind), ranges(kind)
+    for option in fields(cast(Any, kind)):
+        hint = _hints(kind).get(option.name)
+        if hint is None:
+            continue
+        members = [member for member in get_args(hint) if is_dataclass(getattr(member, "__origin__", None))]
+        if is_dataclass(hint):
+            yield from options(cast(type, hint))
+        elif members:  # subcommands
+            yield option, reduce(or_, (Annotated[grouped(m.__origin__), *m.__metadata__] for m in members)), None
+        else:
+            limit = _BOUNDLESS.sub(r"at least \1", str(limits[option.name])) if option.name in limits else None
+            text = re.sub(r"`(\w+)`", lambda name: f"--{name[1].replace('_', '-')}", texts[option.name])
+            yield option, hint, _help(text, hint, option.default, limit)
+
+
+def _help(text: str, hint: Any, default: object, limit: str | None) -> Any:
+    described = _DEFAULT.search(text)
+    if described is not None:
+        shown = described[1]
+        text = text.replace(described[0], "", 1).strip()
+    elif isinstance(default, bool):
+        shown = "yes" if default else "no"
+    elif isinstance(default, tuple):
+        shown = " ".join(map(str, default)) or "none"
+    else:
+        shown = str(default)
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(hint, set()))
+    assert not isinstance(spec, UnsupportedTypeAnnotationError), spec
+    value = re.sub(r"^\{(\[.*\])\}$", r"\1", re.sub(r"\{None\}\||(?<=\{)None,", "", spec.metavar))
+    if len(value) > _MOST_CHOICES:
+        text += f" One of {value.strip('{}').replace(',', ', ')}."
+        value = "NAME"
+    return tyro.conf.arg(
+        help=text,
+        metavar=None if value == spec.metavar else value,
+        help_behavior_hint=f"({'; '.join(filter(None, (f'default: {shown}', limit)))})",
+    )
+
+
+def _texts(kind: type) -> dict[str, str]:
+    """The text under each field of a dataclass and of those that it extends."""
+    texts: dict[str, str] = {}
+    for parent in reversed(kind.__mro__):
+        if is_dataclass(parent):
+            [definition] = ast.parse(inspect.getsource(parent)).body
+            texts |= {
+                declared.target.id: " ".join(str(text.value.value).split())
+                for declared, text in pairwise(cast(ast.ClassDef, definition).body)
+                if isinstance(declared, ast.AnnAssign) and isinstance(declared.target, ast.Name)
+                if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+            }
+    return texts
