@@ -64,7 +64,7 @@ class BenchConfig:
     """Images per half batch; a step uses two halves. Default: 64 on a GPU, 8 on a CPU."""
     classes: int = 200
     """Number of classes."""
-    frozen_blocks: FrozenBlocks | None = None
+    frozen_blocks: int | Literal["stem"] | None = None
     """Freeze the stem and the first N blocks in the pseudo update; stem freezes the stem alone, 0 nothing. Default: 10
     for resnet50, as in the paper; 5 for resnet18; 0 for other models."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
