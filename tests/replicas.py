@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-CUB_CLASSES = ("001.Black_footed_Albatross", "002.Laysan_Albatross", "003.Sooty_Albatross")
+CUB_FOLDERS = ("001.Black_footed_Albatross", "002.Laysan_Albatross", "003.Sooty_Albatross")
+CUB_CLASSES = ("Black footed Albatross", "Laysan Albatross", "Sooty Albatross")
 VARIANTS = ("707-320", "Challenger 600", "F/A-18")
 CAR_CLASSES = ("AM General Hummer SUV 2000", "Acura RL Sedan 2012", "Ram C/V Cargo Van Minivan 2012")
 WNIDS = ("n01440764", "n01443537")
@@ -43,7 +44,7 @@ def put_lines(path: Path, lines: list[str]) -> Path:
 def cub(folder: Path, per_class: int = 4) -> Path:
     """The even images of a class are training images."""
     images, labels, split = [], [], []
-    for label, name in enumerate(CUB_CLASSES, start=1):
+    for label, name in enumerate(CUB_FOLDERS, start=1):
         for i in range(per_class):
             number = len(images) + 1
             path = f"{name}/{name[4:]}_{i:04}_{number * 7919}.jpg"
@@ -54,7 +55,7 @@ def cub(folder: Path, per_class: int = 4) -> Path:
     put_lines(folder / "images.txt", images)
     put_lines(folder / "image_class_labels.txt", labels)
     put_lines(folder / "train_test_split.txt", split)
-    put_lines(folder / "classes.txt", [f"{label} {name}" for label, name in enumerate(CUB_CLASSES, start=1)])
+    put_lines(folder / "classes.txt", [f"{label} {name}" for label, name in enumerate(CUB_FOLDERS, start=1)])
     put_lines(folder / "bounding_boxes.txt", ["1 60.0 27.0 325.0 304.0"])
     return folder
 

@@ -39,7 +39,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("--weights small=nowhere.pth", "--weights: there is no file nowhere.pth"),
         ("--model small resnet18 --weights weights.pth", "with several networks, each needs its own --weights"),
-        ("--frozen-blocks few", "--frozen-blocks takes N or MODEL=N with a whole number N or stem, not 'few'"),
+        ("--frozen-blocks few", "--frozen-blocks takes N or MODEL=N with a whole number N, stem or auto, not 'few'"),
         ("--frozen-blocks resnet18=2", "--frozen-blocks has a value for resnet18"),
         ("--frozen-blocks small=1 small=2", "--frozen-blocks has two values for small"),
         ("--frozen-blocks 1 2", "--frozen-blocks has two values for every network"),

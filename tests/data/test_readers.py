@@ -57,7 +57,7 @@ def test_cub(tmp_path):
     assert counts(data) == {"train": [2, 2, 2], "test": [2, 2, 2]}
     assert names(data, "train")[0] == "images/001.Black_footed_Albatross/Black_footed_Albatross_0000_7919.jpg"
     assert all(
-        name.split("/")[1] == data.classes[label]
+        name.split("/")[1] == replicas.CUB_FOLDERS[label]
         for name, label in zip(names(data, "test"), data.splits["test"].labels, strict=True)
     )
     assert data.splits["train"].load(0).size == (10, 9)

@@ -87,7 +87,7 @@ def test_transformers_with_fused_attention_agree_between_engines() -> None:
         torch.manual_seed(0)
         model = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=7).cuda()
         one = semaug.LearnableAugmentation(
-            model, torch.optim.AdamW(model.parameters(), lr=1e-3), engine=engine, strength=10.0
+            model, torch.optim.AdamW(model.parameters(), lr=1e-3), engine=engine, strength=10.0, frozen_blocks=0
         )
         torch.manual_seed(1)
         images, labels = batch()
@@ -118,7 +118,9 @@ def _last_meta_gradient(name: str, order: str, engine: str = "jvp", dtype: torch
     covnet = semaug.CovNet(Network(model).feature_dim).to("cuda", dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     still = torch.optim.SGD(covnet.parameters(), lr=0.0)
-    one = semaug.LearnableAugmentation(model, optimizer, covnet, still, strength=3.0, order=order, engine=engine)
+    one = semaug.LearnableAugmentation(
+        model, optimizer, covnet, still, strength=3.0, frozen_blocks=0, order=order, engine=engine
+    )
     torch.manual_seed(1)
     images, labels = batch(torch.float32)
     with torch.backends.cudnn.flags(allow_tf32=False, deterministic=True):

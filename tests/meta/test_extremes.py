@@ -22,7 +22,9 @@ def learner_of(
 ) -> LearnableAugmentation:
     model = TinyNet() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    return LearnableAugmentation(model, optimizer, source, order=order, engine=engine, **{"strength": 10.0, **options})
+    return LearnableAugmentation(
+        model, optimizer, source, order=order, engine=engine, **{"strength": 10.0, "frozen_blocks": 0, **options}
+    )
 
 
 def all_finite(learner: LearnableAugmentation, metrics: dict[str, Tensor]) -> bool:

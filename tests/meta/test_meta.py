@@ -155,7 +155,7 @@ def test_eight_half_steps_of_resnet_18_equal_the_authors_released_code() -> None
     released = Released(copy.deepcopy(model), "fc", VarianceNet(covnet), **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
     meta_optimizer = torch.optim.SGD(covnet.parameters(), lr=1.0)
-    learner = semaug.LearnableAugmentation(model, optimizer, covnet, meta_optimizer, strength=10.0)
+    learner = semaug.LearnableAugmentation(model, optimizer, covnet, meta_optimizer, strength=10.0, frozen_blocks=0)
     start = copy.deepcopy((model.state_dict(), covnet.state_dict()))
     for epoch, (images, labels) in enumerate(batches(4, classes=5, pixels=40)):
         released.train_batch(epoch, 0, images, labels)
@@ -260,7 +260,9 @@ def test_only_double_backward_has_a_second_order_graph_through_the_backbone(
     Watched.second_order = False
     model, covnet = WatchedNet().double(), semaug.CovNet(6).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    learner = semaug.LearnableAugmentation(model, optimizer, covnet, order=order, engine=engine, strength=10.0)
+    learner = semaug.LearnableAugmentation(
+        model, optimizer, covnet, order=order, engine=engine, strength=10.0, frozen_blocks=0
+    )
     assert "meta_loss" in learner.step(*batches(1)[0])
     assert Watched.second_order == second_order
 
@@ -287,7 +289,7 @@ def test_operator_without_forward_formula_falls_back_with_a_warning_that_names_i
         torch.manual_seed(0)
         model, covnet = SineNet().double(), semaug.CovNet(6).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        learner = semaug.LearnableAugmentation(model, optimizer, covnet, engine=engine, strength=10.0)
+        learner = semaug.LearnableAugmentation(model, optimizer, covnet, engine=engine, strength=10.0, frozen_blocks=0)
         if engine == "jvp":
             with pytest.warns(UserWarning, match="NoForwardFormula has no forward-mode formula"):
                 learner.step(*batches(1)[0])
@@ -342,6 +344,7 @@ def test_every_source_trains_in_both_orders_with_equal_engines(source: Any, orde
             covariance,
             torch.optim.Adam(covariance.parameters(), lr=0.01) if list(covariance.parameters()) else None,
             strength=3.0,
+            frozen_blocks=0,
             order=order,
             engine=engine,
         )
@@ -468,6 +471,7 @@ def test_mixed_precision_stays_close_to_full_precision(order: str, dtype: torch.
             autocast=autocast,
             scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10) if autocast == torch.float16 else None,
             strength=10.0,
+            frozen_blocks=0,
         )
         start = torch.cat([p.detach().flatten().clone() for p in covnet.parameters()])
         for images, labels in batches(3):
@@ -482,7 +486,13 @@ def test_an_overflow_in_fp16_leaves_the_step_out() -> None:
     model, covnet = TinyNet(drop=0.0), semaug.CovNet(6)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     learner = semaug.LearnableAugmentation(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), covnet, autocast=torch.float16, scaler=scaler, strength=10.0
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        covnet,
+        autocast=torch.float16,
+        scaler=scaler,
+        strength=10.0,
+        frozen_blocks=0,
     )
     before = copy.deepcopy([*model.parameters(), *covnet.parameters()])
     images, labels = batches(1)[0]
@@ -601,7 +611,7 @@ def test_the_second_half_step_sees_the_weights_of_the_first_in_half_precision(or
         if clear:
             optimizer.register_step_post_hook(lambda *_: torch.clear_autocast_cache())
         learner = semaug.LearnableAugmentation(
-            model, optimizer, source(), order=order, autocast=torch.bfloat16, strength=10.0
+            model, optimizer, source(), order=order, autocast=torch.bfloat16, strength=10.0, frozen_blocks=0
         )
         learner.step(images, labels)
         states.append(model.state_dict())

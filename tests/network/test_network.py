@@ -114,6 +114,17 @@ def test_the_stem_alone_may_be_frozen(model: nn.Module) -> None:
     assert frozen == {"conv1.weight", "bn1.weight", "bn1.bias"}
 
 
+def test_five_eighths_of_the_blocks_are_frozen_by_the_word_auto() -> None:
+    for name, frozen in (("resnet50", 10), ("resnet18", 5)):
+        network = Network(getattr(torchvision.models, name)(), frozen_blocks="auto")
+        assert network.frozen_blocks == frozen
+    assert network.frozen_text() == "the pseudo update freezes the stem and 5 of 8 blocks"
+    assert Network(TinyNet(), frozen_blocks="auto", blocks=TINY_BLOCKS).frozen_blocks == 1
+    assert Network(TinyNet(), blocks=TINY_BLOCKS).frozen_text() == "the pseudo update freezes nothing"
+    assert Network(TinyNet(), "stem", blocks=TINY_BLOCKS).frozen_text() == "the pseudo update freezes the stem"
+    assert Network(nn.Linear(4, 2), frozen_blocks="auto").frozen_blocks == 0
+
+
 def test_preparing_a_network_does_not_change_the_model() -> None:
     model = TinyNet()
     before = copy.deepcopy(model.state_dict())
@@ -271,7 +282,9 @@ def test_a_1x1_convolution_is_a_linear_head(order: Any, engine: Any) -> None:
         sgd = torch.optim.SGD(model.parameters(), lr=0.5)
         source = copy.deepcopy(covnet)
         meta = torch.optim.SGD(source.parameters(), lr=5.0)
-        learner = semaug.LearnableAugmentation(model, sgd, source, meta, order=order, engine=engine, strength=10.0)
+        learner = semaug.LearnableAugmentation(
+            model, sgd, source, meta, order=order, engine=engine, strength=10.0, frozen_blocks=0
+        )
         losses += [learner.step(images, labels)["train_loss"] for _ in range(4)]
         assert (
             max(
@@ -376,9 +389,9 @@ def test_models_that_cannot_be_split_are_refused_with_a_reason() -> None:
         Network(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), head="0")
     with pytest.raises(ValueError, match="no module 'blocks.9'"):
         Network(TinyNet(), blocks=["blocks.9"])
-    with pytest.raises(ValueError, match="0 … 3, the number of blocks of TinyNet, or 'stem', not 4"):
+    with pytest.raises(ValueError, match="0 … 3, the number of blocks of TinyNet, or 'stem' or 'auto', not 4"):
         Network(TinyNet(), frozen_blocks=4, blocks=TINY_BLOCKS)
-    with pytest.raises(ValueError, match="or 'stem', not head"):
+    with pytest.raises(ValueError, match="or 'stem' or 'auto', not head"):
         Network(TinyNet(), frozen_blocks="head", blocks=TINY_BLOCKS)
     with pytest.raises(ValueError, match="nothing comes before the blocks of TinyNet"):
         Network(TinyNet(), frozen_blocks="stem", blocks=TINY_BLOCKS[1:])

@@ -27,7 +27,7 @@ from semaug.report.figures.augmentations import _kept_share
 from semaug.report.figures.features import choose_images, compute_features, run_images
 from semaug.report.figures.neighbours import _nearest_images, _queries
 from semaug.report.figures.runs import FigureRun, open_runs
-from semaug.report.figures.tsne import _turned, separation, tsne_plane
+from semaug.report.figures.tsne import _comparison, _turned, separation, tsne_plane
 from semaug.training import checkpoints as checkpoint
 from semaug.util.errors import RunError, SemaugError
 from semaug.util.files import write_json
@@ -300,6 +300,15 @@ def test_the_figure_of_look_alike_classes(runs: Runs, drawn: Drawn) -> None:
     assert {key: measured[key] for key in expected} == pytest.approx(expected)
     assert 0 <= measured["top1"] <= 1
     assert figure.html.count('class="point') == 40
+
+
+def test_no_run_is_named_best_if_measures_disagree() -> None:
+    rows = {"basic": {"separability": 0.75, "silhouette": 0.1, "top1": 0.67}}
+    rows["learnable"] = {"separability": 0.77, "silhouette": None, "top1": 0.29}
+    groups = [{"images": 20, "runs": rows}]
+    assert "do not agree on which run separates the classes best" in _comparison({"runs": rows, "groups": groups})
+    rows["basic"]["top1"] = 0.29
+    assert "separated best by learnable (0.77; basic 0.75)" in _comparison({"runs": rows, "groups": groups})
 
 
 def test_every_large_group_of_look_alike_classes_is_shown(runs: Runs, tmp_path: Path) -> None:

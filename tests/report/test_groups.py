@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from semaug.report.figures.figure import class_title
 from semaug.report.figures.groups import _most_confused, _name_groups, choose_group, choose_groups, table_groups
 from semaug.util.errors import SemaugError
+from semaug.util.names import class_titles
 
 CUB = ("001.Least_Flycatcher", "002.Fish_Crow", "003.Great_Crested_Flycatcher", "004.American_Crow", "005.Ovenbird")
 
@@ -18,15 +18,10 @@ def test_groups_are_the_last_words_of_names() -> None:
     assert _name_groups(["737-200", "A320"]) == {"737-200": [0], "a": [1]}
 
 
-def test_titles_of_classes_have_no_numbers_and_underscores() -> None:
-    assert class_title("001.Black_footed_Albatross") == "Black footed Albatross"
-    assert class_title("12.") == "12."
-
-
 def test_a_table_makes_groups(tmp_path: Path) -> None:
     file = tmp_path / "groups.csv"
     file.write_text("group,class\ndark,002.Fish_Crow\nsmall,005.Ovenbird\ndark,004.American_Crow\n")
-    assert table_groups(file, CUB) == {"dark": [1, 3], "small": [4]}
+    assert table_groups(file, CUB) == table_groups(file, class_titles(CUB)) == {"dark": [1, 3], "small": [4]}
     name, members, how = choose_group([], CUB, groups=file)
     assert (name, members) == ("dark", [1, 3])
     assert "groups.csv" in how

@@ -29,7 +29,7 @@ class _Augmentation(Augmentation):
     """Settings of the augmentation that all runs share."""
 
     strength: Annotated[StrengthOption, tyro.conf.Suppress] = "auto"
-    frozen_blocks: Annotated[FrozenBlocks, tyro.conf.Suppress] = 0
+    frozen_blocks: Annotated[FrozenBlocks, tyro.conf.Suppress] = "auto"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Compare(Command):
     """MODEL=FILE: weights to start from, for each network its own file. FILE alone if there is one network."""
     frozen_blocks: tuple[str, ...] = setting((), "method")
     """Freeze the stem and the first N blocks in the pseudo update: N for every network, or MODEL=N for one of them.
-    stem as N freezes the stem alone."""
+    stem as N freezes the stem alone. Default: auto, five eighths of a network's blocks."""
     jobs: int | None = setting(None, "hardware")
     """Number of runs at a time. Default: one for each GPU. Times are compared if runs were trained one by one."""
     output: Path = setting(Path("runs/compare"), "main")
@@ -100,7 +100,7 @@ class Compare(Command):
         """
         weights = _by_network("weights", self.weights, lambda text: Path(text).expanduser())
         frozen = _by_network("frozen_blocks", self.frozen_blocks, _frozen_blocks)
-        augmentation = replace(_as(Augmentation, self.training.augmentation), frozen_blocks=frozen.pop("", 0))
+        augmentation = replace(_as(Augmentation, self.training.augmentation), frozen_blocks=frozen.pop("", "auto"))
         training = replace(_as(TrainConfig, self.training), weights=weights.pop("", None), augmentation=augmentation)
         return CompareConfig(
             method=tuple(map(_candidate, self.method)),
@@ -151,8 +151,8 @@ def _by_network(option: str, texts: Sequence[str], read: Callable[[str], Value])
 
 
 def _frozen_blocks(text: str) -> FrozenBlocks:
-    if text == "stem":
-        return "stem"
+    if text in ("stem", "auto"):
+        return cast(FrozenBlocks, text)
     if not text.isascii() or not text.isdecimal():
-        raise SettingError(f"`frozen_blocks` takes N or MODEL=N with a whole number N or stem, not {text!r}")
+        raise SettingError(f"`frozen_blocks` takes N or MODEL=N with a whole number N, stem or auto, not {text!r}")
     return int(text)

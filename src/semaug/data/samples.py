@@ -17,7 +17,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from semaug.data.birds import Birds
 from semaug.util.errors import DataError, SemaugError
-from semaug.util.names import printable
+from semaug.util.names import class_titles, printable
 from semaug.util.untrusted import open_regular
 
 HEIF_PACKAGE = "pillow_heif"  # makes Pillow read the photos of iPhones, where it is installed
@@ -59,12 +59,18 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: its class names, indexed by label, and the splits "train" and, if it has them, "val" and "test"."""
+    """A data set: its class names, indexed by label, and the splits "train" and, if it has them, "val" and "test".
+
+    Every table, figure and prediction shows the names as they are here, by :func:`semaug.util.names.class_title`.
+    """
 
     name: str
     classes: tuple[str, ...]
     splits: dict[str, Samples]
     ignored: Mapping[str, int] = field(default_factory=dict)  # number of files of other types, by suffix
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", class_titles(self.classes))
 
     def fingerprint(self) -> str:
         """A digest of the classes, and of the names, sizes and labels of all images."""

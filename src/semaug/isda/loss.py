@@ -298,17 +298,14 @@ def check_inputs(
         raise ValueError(f"features must have shape (N, D), not {tuple(features.shape)}")
     if features.shape[0] == 0:
         raise ValueError("the batch is empty: the loss needs at least one sample")
-    classes, soft = weight.shape[:1], labels.is_floating_point()
-    kind, label_shape = ("probabilities", (len(features), *classes)) if soft else ("class indices", (len(features),))
+    classes = weight.shape[:1]
     for name, tensor, shape in (
         ("the head's weight", weight, (*classes, features.shape[1])),
         ("the head's bias", bias, classes),
-        (f"labels as {kind}", labels, label_shape),
     ):
         if tensor is not None and tensor.shape != shape:
             raise ValueError(f"{name} must have shape {tuple(shape)}, not {tuple(tensor.shape)}")
-    if not soft and labels.dtype != torch.int64:
-        raise ValueError(f"labels as class indices must be int64, not {labels.dtype}")
+    check_label_form(labels, len(features), weight.shape[0])
     precisions = {torch.promote_types(tensor.dtype, torch.float32) for tensor in (features, weight)}
     if not (features.is_floating_point() and weight.is_floating_point() and len(precisions) == 1):
         raise ValueError(f"features of {features.dtype} do not match a head of {weight.dtype}")
@@ -334,6 +331,24 @@ def check_features(features: Tensor) -> None:
     if not bool(features.isfinite().all()):
         rows = (~features.isfinite().all(1)).nonzero()[:, 0].tolist()
         raise ValueError(f"features are NaN or infinite in row {rows[0]} ({len(rows)} of {features.shape[0]} rows)")
+
+
+def check_label_form(labels: Tensor, count: int, classes: int) -> None:
+    """Raise `ValueError` if labels have another shape or type than class indices (N,) or probabilities (N, C).
+
+    Args:
+        labels: The labels.
+        count: Number of samples N.
+        classes: Number of classes C.
+    """
+    soft = labels.is_floating_point()
+    kind, shape = ("probabilities", (count, classes)) if soft else ("class indices", (count,))
+    if soft and labels.shape == (count,):
+        raise ValueError(f"labels as class indices must be int64, not {labels.dtype}; probabilities have shape {shape}")
+    if labels.shape != shape:
+        raise ValueError(f"labels as {kind} must have shape {shape}, not {tuple(labels.shape)}")
+    if not soft and labels.dtype != torch.int64:
+        raise ValueError(f"labels as class indices must be int64, not {labels.dtype}")
 
 
 def check_labels(labels: Tensor, classes: int) -> None:

@@ -1,6 +1,6 @@
 """The public learners: train a classifier with semantic augmentation in a training loop of your own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Optimizer
 
-from semaug.isda.loss import check_labels
+from semaug.isda.loss import check_label_form, check_labels
 from semaug.isda.sources import CovNet, Source
 from semaug.isda.strength import StrengthOption, make_strength
 from semaug.meta.algorithm import Algorithm1, JointTraining, Order
@@ -39,8 +39,9 @@ class LearnableAugmentation:
         meta_optimizer: An optimiser of the source's parameters. Default: SGD with learning rate 0.001, as in the paper.
         strength: ``"auto"``: λ sets itself (:class:`~semaug.AutoStrength`). A number: λ0 of the paper's schedule.
         strength_power: α of that schedule: :meth:`set_progress` sets λ to ``progress^α · λ0``.
-        frozen_blocks: Freeze the stem and the first N blocks in the pseudo update (the paper: 10 for ResNet-50).
-            ``"stem"`` freezes the stem alone, 0 nothing.
+        frozen_blocks: Freeze the stem and the first N blocks in the pseudo update. ``"stem"`` freezes the stem alone, 0
+            nothing, ``"auto"`` five eighths of the blocks, as the paper's ten of ResNet-50's sixteen. ``network`` says
+            how many they are. A :class:`~semaug.Network` has its own number.
         interval: Run the meta loop in one of N half steps, in first and second halves of batches in turn.
         order: ``"paper"``, or ``"pipelined"``, which costs less (:mod:`semaug.meta.algorithm`).
         engine: How the meta-gradient is computed: ``"jvp"`` or ``"double_backward"``. Both give the same result.
@@ -65,7 +66,8 @@ class LearnableAugmentation:
             the parameters' ``.grad`` is None after it.
 
     Raises:
-        ValueError: If an option is out of range, options exclude each other, or the model has no linear head.
+        ValueError: If an option is out of range, options exclude each other, the model has no linear head, or optimiser
+            or source belong to another model.
 
     >>> import torch, semaug
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -89,7 +91,7 @@ class LearnableAugmentation:
         *,
         strength: StrengthOption = "auto",
         strength_power: float = 1.0,
-        frozen_blocks: FrozenBlocks = 0,
+        frozen_blocks: FrozenBlocks = "auto",
         interval: int = 1,
         order: Order = "paper",
         engine: Engine = "jvp",
@@ -116,14 +118,20 @@ class LearnableAugmentation:
         for option, value in (("interval", interval), ("micro_batch", 1 if micro_batch is None else micro_batch)):
             if value < 1:
                 raise ValueError(f"{option} must be at least 1, not {value}")
+        if frozen_blocks == "auto" and source is not None and not _learned(source):
+            frozen_blocks = 0  # there is no pseudo update
         self.network = _as_network(model, frozen_blocks, sync_batch_norm)
         self.optimizer = optimizer
         self.source = (source or CovNet(self.network.feature_dim)).to(self.network.head.weight.device)
+        _check_source(self.source, self.network)
         for module in (self.network.model, self.source):
             distributed.broadcast_([*module.parameters(), *module.buffers()])
-        learned = [parameter for parameter in self.source.parameters() if parameter.requires_grad]
+        learned = _learned(self.source)
         default = make_optimizer(SGD, [{"params": learned, "lr": 0.001}]) if learned else None
         self.meta_optimizer = meta_optimizer or default
+        _check_owner("optimizer", optimizer, self.network.model, self.network.late_parameters().values())
+        if learned:
+            _check_owner("meta_optimizer", self.meta_optimizer, self.source, learned)
         self.executor = Executor(
             self.network,
             self.source,
@@ -199,7 +207,8 @@ class LearnableAugmentation:
         """
         with self.executor.mixed.inside_step():
             self._check(images, labels)
-            self.network.prepare(images)
+            self.network.prepare(images)  # before the labels: a wrong head is the likelier reason for wrong numbers
+            self._check_labels(images, labels)
             return (self._run_step if self._graphs is None else self._graphs.step)(images, labels)
 
     def _run_step(self, images: Tensor, labels: Tensor) -> Metrics:
@@ -211,14 +220,30 @@ class LearnableAugmentation:
         }
 
     def _check(self, images: Tensor, labels: Tensor) -> None:
+        for name, value in (("images", images), ("labels", labels)):
+            if not isinstance(value, Tensor):
+                raise ValueError(f"{name} must be a tensor, not a {type(value).__name__}")
+        if not images.is_floating_point():
+            raise ValueError(f"images must be normalised floating-point numbers, not {images.dtype}")
+        dtypes = images.dtype, self.network.head.weight.dtype
+        if len({torch.promote_types(dtype, torch.float32) for dtype in dtypes}) > 1:
+            raise ValueError(f"images of {dtypes[0]} do not match a head of {dtypes[1]}")
         count = images.shape[0]
         if count < 2:
             raise ValueError(f"a batch is cut in two halves and needs at least 2 images, not {count}; use drop_last")
-        if labels.shape[0] != count:
-            raise ValueError(f"{count} images came with {labels.shape[0]} labels")
+        if labels.shape[:1] != (count,):
+            raise ValueError(f"{count} images came with {len(labels) if labels.ndim else 1} labels")
         self._strength.check_ready()
+
+    def _check_labels(self, images: Tensor, labels: Tensor) -> None:
+        network, kind = self.network, type(self.network.model).__name__
+        check_label_form(labels, images.shape[0], network.num_classes)
         if self.executor.passes.check_values:
-            check_labels(labels, self.network.num_classes)
+            try:
+                check_labels(labels, network.num_classes)
+            except ValueError as error:
+                head = f"the head of {kind} is its layer {network.head_name!r}, with {network.num_classes} outputs"
+                raise ValueError(f"{error}; {head}") from None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything besides the states of model, optimiser and scaler that an exact resume needs.
@@ -273,13 +298,38 @@ class JointAugmentation(LearnableAugmentation):
 
 
 def _as_network(model: nn.Module | Network, frozen_blocks: FrozenBlocks, sync_batch_norm: bool) -> Network:
+    if not isinstance(model, nn.Module | Network):
+        raise ValueError(f"model must be an nn.Module or a semaug.Network, not a {type(model).__name__}")
     if not isinstance(model, Network):
         return Network(model, frozen_blocks, sync_batch_norm=sync_batch_norm)
-    if frozen_blocks not in (0, model.frozen_blocks):
+    if frozen_blocks not in ("auto", 0, model.frozen_blocks):
         raise ValueError(f"the Network has frozen_blocks={model.frozen_blocks!r}, not {frozen_blocks!r}")
     if sync_batch_norm and not model.sync_batch_norm:
         raise ValueError("the Network normalises over each rank's own images; make it with sync_batch_norm=True")
     return model
+
+
+def _learned(source: Source) -> list[nn.Parameter]:
+    return [parameter for parameter in source.parameters() if parameter.requires_grad]
+
+
+def _check_source(source: Source, network: Network) -> None:
+    for size in ("feature_dim", "num_classes"):
+        own, needed = getattr(source, size, None), getattr(network, size)
+        if own not in (None, needed):
+            kind = type(source).__name__
+            raise ValueError(f"{kind} has {size}={own}, and the head {network.head_name!r} needs {size}={needed}")
+
+
+def _check_owner(option: str, optimizer: Any, module: nn.Module, parameters: Iterable[Tensor]) -> None:
+    if not hasattr(optimizer, "param_groups"):
+        raise ValueError(f"{option} must be a torch optimiser, not a {type(optimizer).__name__}")
+    owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if owned.isdisjoint(parameters):
+        raise ValueError(
+            f"{option} has none of the parameters of this {type(module).__name__} that it should train; make it from "
+            "them, after any layer was replaced"
+        )
 
 
 def _check_choice(option: str, value: str, choices: Any) -> None:

@@ -19,14 +19,15 @@ from semaug.network.batchnorm import BatchNormOverRanks
 from semaug.network.blocks import find_blocks, find_head, unwrapped
 from semaug.network.randomness import restored_random_state
 from semaug.network.recording import OperatorRecorder
-from semaug.network.split import split_model
+from semaug.network.split import OTHER_HEAD, split_model
 from semaug.network.views import Tape, View
 from semaug.util import distributed
 
 __all__ = ["Composite", "FrozenBlocks", "Network", "Tape"]
 
-FrozenBlocks = int | Literal["stem"]
-"""What the pseudo update freezes: nothing (0), the stem alone, or the stem and the first N blocks."""
+FrozenBlocks = int | Literal["stem", "auto"]
+"""What the pseudo update freezes: nothing (0), the stem alone, or the stem and the first N blocks. "auto" is five
+eighths of the blocks, rounded down, as the paper's ten of ResNet-50's sixteen."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Network:
         model: Any classifier whose logits come from one linear layer or 1×1 convolution. Wrappers of `torch.compile`
             and data parallelism are removed.
         frozen_blocks: Number of blocks that form the early part, together with the stem; ``"stem"`` for the stem alone,
-            which the paper calls n = 0; 0 makes everything late.
+            which the paper calls n = 0; 0 makes everything late. ``"auto"``: five eighths of the blocks, rounded down,
+            as the paper's ten of ResNet-50's sixteen; 0 in a composite model.
         head: Name of the linear layer that makes the logits. Default: timm's classifier, or the last linear layer.
         blocks: Names of the modules to use as blocks, in order. Default: the model's own description (timm), a table
             (torchvision), or the members of the model's sequences and lists.
@@ -117,11 +119,13 @@ class Network:
         self.head_name, self.head = find_head(self.model, head)
         self.blocks = find_blocks(self.model, self.head_name, blocks)
         places = [place for place, block in enumerate(self.blocks) if block.name != "stem"]
+        if frozen_blocks == "auto":
+            frozen_blocks = 0 if composite is not None else 5 * len(places) // 8
         count = 0 if frozen_blocks == "stem" else frozen_blocks
         if not isinstance(count, int) or not 0 <= count <= len(places):
             raise ValueError(
                 f"frozen_blocks must be in 0 … {len(places)}, the number of blocks of {type(self.model).__name__}, "
-                f"or 'stem', not {frozen_blocks}"
+                f"or 'stem' or 'auto', not {frozen_blocks}"
             )
         self.frozen_blocks = frozen_blocks
         early = self.blocks[: [*places, None][count]] if frozen_blocks else []
@@ -146,6 +150,14 @@ class Network:
     def is_compiled(self) -> bool:
         """Whether ordinary passes are compiled with `torch.compile`."""
         return self._backend is not None
+
+    def frozen_text(self) -> str:
+        """Say what is frozen in the pseudo update, as in "the pseudo update freezes the stem and 10 of 16 blocks"."""
+        frozen, count = self.frozen_blocks, sum(block.name != "stem" for block in self.blocks)
+        stem = "the stem" if any(block.name == "stem" for block in self.blocks) else ""
+        blocks = f"{frozen} of {count} blocks" if frozen != "stem" else ""
+        what = " and ".join(filter(None, (stem, blocks))) if frozen else "nothing"
+        return f"the pseudo update freezes {what}"
 
     def late_parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters of late part and head, which the pseudo update moves, by name."""
@@ -315,10 +327,15 @@ class Network:
         if isinstance(features, Tensor) and features.shape[2:] == (1, 1):  # before a head that is a 1×1 convolution
             features = features.flatten(1)
         if not isinstance(features, Tensor) or features.shape != (images.shape[0], self.feature_dim):
-            shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            kind, head = type(self.model).__name__, f"the linear layer {self.head_name!r}, taken as the head"
+            if not isinstance(features, Tensor):
+                raise ValueError(
+                    f"{kind} returns a {type(features).__name__}, not the logits of {head}; describe its outputs with "
+                    "semaug.Composite"
+                )
             raise ValueError(
-                f"the input of the head {self.head_name!r} of {type(self.model).__name__} should have shape "
-                f"({images.shape[0]}, {self.feature_dim}), not {shape}: its output is not that of a linear head"
+                f"the output of {kind} is not that of {head}, whose input should have shape "
+                f"({images.shape[0]}, {self.feature_dim}), not {tuple(features.shape)}; {OTHER_HEAD}"
             )
         return features
 

@@ -13,6 +13,9 @@ from semaug.network.blocks import below
 from semaug.network.randomness import restored_random_state
 from semaug.network.views import View, evaluation_mode
 
+OTHER_HEAD = "if another layer makes the logits, pass semaug.Network(model, head=NAME)"
+"""Advice for models where the wrong layer was taken for the head."""
+
 
 @torch.enable_grad()
 def split_model(
@@ -129,7 +132,7 @@ def _early_outputs(
     handles = [module.register_forward_hook(hook) for module in view.early]
     message = (
         f"the output of {type(view.root).__name__} is not that of its linear layer {head[0]!r} alone, and the method "
-        "needs a single linear head; if another layer makes the logits, name it with head=…"
+        f"needs a single linear head; {OTHER_HEAD}"
     )
     try:
         features = run(view)

@@ -34,7 +34,7 @@ def demo(output: Path, methods: Sequence[str], epochs: int = 15, seed: int = 0) 
     table = Table("method", "top-1 %", "± s.e.", "mean per class %", "calibration error", "s per epoch")
     folders, count = [], 0
     for method in methods:
-        settings = Augmentation(order="pipelined")
+        settings = Augmentation(order="pipelined", frozen_blocks=0)
         config = TrainConfig(method=method, epochs=epochs, seed=seed, output=output / method, augmentation=settings)
         folders.append(train(config))
         result, metrics = read_json(folders[-1] / "evaluation.json"), read_metrics(folders[-1])

@@ -59,9 +59,9 @@ class Augmentation:
     meta_loss: Literal["head", "whole"] = setting("head", "method")
     """On P2P-Net: the meta loss is the cross-entropy of its final classifier (head), as in the paper, or the whole
     loss."""
-    frozen_blocks: Annotated[FrozenBlocks, Range(0, 10_000)] = setting(0, "method")
-    """Freeze the stem and the first N blocks in the pseudo update (the paper: 10 for ResNet-50); stem freezes the stem
-    alone, 0 nothing."""
+    frozen_blocks: Annotated[FrozenBlocks, Range(0, 10_000)] = setting("auto", "method")
+    """Freeze the stem and the first N blocks in the pseudo update; stem freezes the stem alone, 0 nothing. auto: five
+    eighths of the blocks, as the paper's ten of ResNet-50's sixteen; nothing in P2P-Net, as in the paper."""
     interval: Count | None = setting(None, "method")
     """Run the meta loop in one of N half steps, the iterations of the paper; a batch has two. Default: 1; 10 on
     P2P-Net, as in the paper."""

@@ -86,7 +86,10 @@ def _run(config: TrainConfig, device: torch.device, verbose: bool) -> Path:
         data = distributed.raise_on_all_ranks(lambda: load_run_data(config, dataset, device, progress, listing))
         torch.manual_seed(config.seed)
         model = distributed.raise_on_all_ranks(lambda: build_network(config, len(data.classes), device, progress))
-        trainer = Trainer(config, run, data, Optimization(model, config, device), progress, stop)
+        optimization = Optimization(model, config, device)
+        if METHODS[config.method].learns:
+            progress.say(optimization.learner.network.frozen_text())
+        trainer = Trainer(config, run, data, optimization, progress, stop)
         trainer.resume()
         track = config.track if run.writes else None
         with closing(make_tracker(track, run.folder, config.to_json(), trainer.state.epoch)) as tracker:

@@ -3,7 +3,8 @@
 In HTML the templates escape every text (:mod:`semaug.report.html`).
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 _STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
@@ -30,6 +31,21 @@ def some(names: Iterable[str]) -> str:
 def counted(count: int, noun: str) -> str:
     """A number of things, such as "1 class" and "2 classes"."""
     return f"{count} {noun if count == 1 else f'{noun}es' if noun.endswith('s') else f'{noun}s'}"
+
+
+def class_title(name: str) -> str:
+    """Write the name of a class as people do: with spaces, and without the three-digit numbers of CUB-200-2011.
+
+    >>> class_title("001.Black_footed_Albatross")
+    'Black footed Albatross'
+    """
+    return re.sub(r"^\d{3}\.(?=[^\W\d])", "", name.replace("_", " ").strip()) or name
+
+
+def class_titles(names: Sequence[str]) -> tuple[str, ...]:
+    """Write the names of all classes by :func:`class_title`; as they are if two would become the same."""
+    titles = tuple(map(class_title, names))
+    return titles if len(set(titles)) == len(titles) else tuple(names)
 
 
 def escape_formula(name: str) -> str:

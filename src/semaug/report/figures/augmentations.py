@@ -12,7 +12,7 @@ from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.report.canvas import to_png, to_svg
 from semaug.report.figures.features import choose_images, compute_features, run_images
-from semaug.report.figures.figure import Figure, class_title
+from semaug.report.figures.figure import Figure
 from semaug.report.figures.groups import choose_group
 from semaug.report.figures.runs import CovarianceKind, FigureRun, open_runs
 from semaug.report.figures.scatter import Block, Panel, scatter, scatter_fragment
@@ -116,7 +116,7 @@ def augmentations(
         )
         for title, (moved, _) in versions.items()
     ]
-    titles = [class_title(opened.classes[i]) for i in chosen.classes]
+    titles = [opened.classes[i] for i in chosen.classes]
     block = Block("", panels, titles)
     html = scatter_fragment(block, computed.thumbnails, computed.names)
     drawn, heading = scatter([block]), "Original and augmented features"

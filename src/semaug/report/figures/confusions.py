@@ -9,7 +9,7 @@ from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.report.canvas import to_png
 from semaug.report.figures.features import choose_images, compute_features, run_images
-from semaug.report.figures.figure import Figure, class_title, fragment
+from semaug.report.figures.figure import Figure, fragment
 from semaug.report.figures.photos import Photo, PhotoBlock, photo_grid
 from semaug.report.figures.runs import open_runs
 from semaug.util.errors import RunError, SettingError
@@ -92,17 +92,17 @@ def confusions(
         right = {label: photos(label, label, 1) for label in (a, b)}
         rows = [
             (
-                class_title(classes[label]),
+                classes[label],
                 f"{counts[label, other]} of {totals[label]} images taken for the other",
                 [*right[label], *photos(label, other, images)],
             )
             for label, other in ((a, b), (b, a))
         ]
-        blocks.append(PhotoBlock(f"{class_title(classes[a])} ↔ {class_title(classes[b])}", None, rows))
+        blocks.append(PhotoBlock(f"{classes[a]} ↔ {classes[b]}", None, rows))
     first = numbers["pairs"][0]
     caption = (
         f"The {len(shown)} pairs of classes that are confused most, of {mistakes} mistakes on {len(true)} images "
-        f"(top-1 {100 * numbers['top1']:.1f} %). First {class_title(first['a'])} and {class_title(first['b'])}: "
+        f"(top-1 {100 * numbers['top1']:.1f} %). First {first['a']} and {first['b']}: "
         f"{first['a_as_b']} of {first['images_a']} and {first['b_as_a']} of {first['images_b']} images were taken "
         "for the other. Solid blue frames: recognised, for comparison; dashed orange frames: mistaken, with the "
         "probability of the wrong answer. Images are drawn at random."

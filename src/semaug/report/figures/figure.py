@@ -1,6 +1,5 @@
 """A figure, the page around it, and its files."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +30,6 @@ class Figure:
     png: bytes
     svg: str | None
     html: str
-
-
-def class_title(name: str) -> str:
-    """Write the name of a class as people write it.
-
-    >>> class_title("001.Black_footed_Albatross")
-    'Black footed Albatross'
-    """
-    return re.sub(r"^\d+\.", "", name).replace("_", " ").strip() or name
 
 
 def fragment(template: str, **content: Any) -> str:

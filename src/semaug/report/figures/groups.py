@@ -11,7 +11,7 @@ from typing import NamedTuple
 from semaug.data.samples import Samples
 from semaug.report.reading import confusion_entries
 from semaug.util.errors import DataError, SettingError
-from semaug.util.names import unescape_formula
+from semaug.util.names import class_title, unescape_formula
 from semaug.util.untrusted import MAX_JSON_BYTES, read_bytes, read_json
 
 Counts = Counter[tuple[int, int]]
@@ -56,7 +56,8 @@ def table_groups(file: Path, classes: Sequence[str]) -> dict[str, list[int]]:
     index = {name: i for i, name in enumerate(classes)}
     groups: dict[str, list[int]] = {}
     for written, group in rows:
-        name = written if written in index else unescape_formula(written)
+        names = (written, unescape_formula(written), class_title(written))
+        name = next((name for name in names if name in index), written)
         if name not in index:
             raise DataError(f"{file} names the class {name!r}, which the run does not have")
         groups.setdefault(group, []).append(index[name])

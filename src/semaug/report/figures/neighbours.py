@@ -12,7 +12,7 @@ from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.report.canvas import to_png
 from semaug.report.figures.features import ImageFeatures, choose_images, run_images
-from semaug.report.figures.figure import Figure, class_title, fragment
+from semaug.report.figures.figure import Figure, fragment
 from semaug.report.figures.photos import Photo, PhotoBlock, photo_grid
 from semaug.report.figures.runs import CovarianceKind, FigureRun, features_of_runs, open_runs
 from semaug.util.errors import DataError, SettingError
@@ -79,7 +79,7 @@ def neighbours(
 
     def photo(i: int, query: int | None = None) -> Photo:
         same = None if query is None else labels[i] == labels[query]
-        text = class_title(opened[0].classes[labels[i]])
+        text = opened[0].classes[labels[i]]
         return Photo(computed.thumbnails[i], "same class" if same else text, computed.names[i], same)
 
     blocks = []

@@ -11,11 +11,12 @@ from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.report.canvas import to_png, to_svg
 from semaug.report.figures.features import choose_images, run_images
-from semaug.report.figures.figure import Figure, class_title
+from semaug.report.figures.figure import Figure
 from semaug.report.figures.groups import choose_group, choose_groups
 from semaug.report.figures.runs import features_of_runs, open_runs
 from semaug.report.figures.scatter import Block, Panel, scatter, scatter_fragment
 from semaug.util.errors import DataError, SettingError
+from semaug.util.names import class_title
 
 Array = npt.NDArray[np.float64]
 
@@ -147,7 +148,7 @@ def tsne(
             places = tsne_plane(features.double().numpy(), seed, perplexity)
             originals = [False] * len(labels)
             panels.append(Panel(run.label, subtitle, places, labels.tolist(), range(len(labels)), originals))
-        titles = [class_title(classes[i]) for i in look_alikes.classes]
+        titles = [classes[i] for i in look_alikes.classes]
         heading = class_title(look_alikes.name).capitalize() if len(chosen) > 1 else ""
         blocks.append(Block(heading, panels, titles))
         html += scatter_fragment(blocks[-1], computed.thumbnails[rows], [computed.names[i] for i in rows])
@@ -193,6 +194,10 @@ def _comparison(numbers: Mapping[str, Any]) -> str:
     if len(known) < 2:
         return ""
     best = max(known, key=lambda label: known[label])
+    for measure in ("silhouette", "top1"):
+        values = [means[label][measure] for label in known]
+        if None not in values and means[best][measure] < max(values):
+            return "Separability, silhouette and top-1 do not agree on which run separates the classes best. "
     others = ", ".join(f"{label} {value:.2f}" for label, value in known.items() if label != best)
     images = sum(own["images"] for own in groups)
     chance = "; on so few images, and with one run each, a small difference may be chance" if images < 1000 else ""

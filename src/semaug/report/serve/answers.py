@@ -16,7 +16,6 @@ from semaug.data.images import ProgressCallback
 from semaug.inference.runs import read_description
 from semaug.isda.covariance import Covariance, Diagonal, Full
 from semaug.report.figures.features import ImageFeatures, choose_images, compute_features, run_images
-from semaug.report.figures.figure import class_title
 from semaug.report.figures.runs import FigureRun, open_runs
 from semaug.training.methods import METHODS
 from semaug.util.errors import ModelError, RunError, SettingError
@@ -48,7 +47,7 @@ class Guide:
     def __init__(self, view: FigureRun, seen: ImageFeatures, seed: int = 0) -> None:
         self.view, self.seen, self.seed = view, seen, seed
         self.gallery = seen.features[view.label]
-        self.names = [class_title(name) for name in view.classes]
+        self.names = view.classes
         steps = round(REACH / STEP)
         self.positions = [round(STEP * i, 6) for i in range(-steps, steps + 1)]
 

@@ -65,7 +65,7 @@ class BenchConfig:
     """Images per half batch; a step uses two halves. Default: 64 on a GPU, 8 on a CPU."""
     classes: int = setting(200, "main")
     """Number of classes."""
-    frozen_blocks: FrozenBlocks | None = setting(None, "main")
+    frozen_blocks: int | Literal["stem"] | None = setting(None, "main")
     """Freeze the stem and the first N blocks in the pseudo update; stem freezes the stem alone, 0 nothing. Default: 10
     for resnet50, as in the paper; 5 for resnet18; 0 for other models."""
     precision: Literal["fp32", "bf16", "fp16"] | None = setting(None, "main")

@@ -1,0 +1,143 @@
+"""Wrong use of the learner: each mistake is one sentence that names what is wrong."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import semaug
+
+Case = Callable[[Tensor, Tensor], Any]
+IMAGES, LABELS = torch.randn(6, 3, 2, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+class Classifier(nn.Module):
+    """A body with one head, or with an auxiliary head besides, which was added later."""
+
+    def __init__(self, head: nn.Module | None = None, auxiliary: bool = False, returns_both: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.fc = head or nn.Linear(8, 3)
+        self.aux = nn.Linear(8, 2) if auxiliary else None
+        self.returns_both = returns_both
+
+    def forward(self, images: Tensor) -> Any:
+        features = self.body(images)
+        if self.returns_both and self.aux is not None:
+            return self.fc(features), self.aux(features)
+        return self.fc(features)
+
+
+class Cosine(nn.Linear):
+    def forward(self, features: Tensor) -> Tensor:
+        return F.linear(F.normalize(features), F.normalize(self.weight))
+
+
+def learner(model: Any = None, optimizer: Any = None, **options: Any) -> semaug.LearnableAugmentation:
+    model = Classifier() if model is None else model
+    parameters = (model.model if isinstance(model, semaug.Network) else model).parameters
+    made = semaug.LearnableAugmentation(model, optimizer or torch.optim.SGD(parameters(), lr=0.1), **options)
+    made.set_progress(0.5)
+    return made
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+MISTAKES: dict[str, tuple[Case, str]] = {
+    "float labels": (lambda x, y: learner().step(x, y.float()), "indices must be int64, not torch.float32; probabilit"),
+    "the same, unchecked": (lambda x, y: learner(check_values=False).step(x, y.float()), "must be int64"),
+    "int32 labels": (lambda x, y: learner().step(x, y.int()), "labels as class indices must be int64, not torch.int32"),
+    "labels in a column": (lambda x, y: learner().step(x, y[:, None]), "must have shape (6,), not (6, 1)"),
+    "probabilities of 4": (lambda x, y: learner().step(x, torch.full((6, 4), 0.25)), "shape (6, 3), not (6, 4)"),
+    "labels as a list": (lambda x, y: learner().step(x, y.tolist()), "labels must be a tensor, not a list"),
+    "labels too large": (
+        lambda x, y: learner().step(x, y + 3),
+        "labels must lie in 0 … 2, found 3 … 5; the head of Classifier is its layer 'fc', with 3 outputs",
+    ),
+    "uint8 images": (
+        lambda x, y: learner().step(x.to(torch.uint8), y),
+        "images must be normalised floating-point numbers, not torch.uint8",
+    ),
+    "fp64 images": (lambda x, y: learner().step(x.double(), y), "images of torch.float64 do not match a head of torch"),
+    "images as an array": (lambda x, y: learner().step(x.numpy(), y), "images must be a tensor, not a ndarray"),
+    "cosine head": (
+        lambda x, y: learner(Classifier(Cosine(8, 3))).step(x, y),
+        "not that of its linear layer 'fc' alone",
+    ),
+    "another's optimiser": (
+        lambda x, y: learner(optimizer=sgd(Classifier())),
+        "optimizer has none of the parameters of this Classifier",
+    ),
+    "another's meta optimiser": (
+        lambda x, y: learner(meta_optimizer=sgd(semaug.CovNet(8))),
+        "meta_optimizer has none of the parameters of this CovNet",
+    ),
+    "a rate as optimiser": (lambda x, y: learner(optimizer=0.1), "optimizer must be a torch optimiser, not a float"),
+    "a function as model": (
+        lambda x, y: semaug.LearnableAugmentation(torch.relu, sgd(Classifier())),  # type: ignore[arg-type]
+        "model must be an nn.Module or a semaug.Network, not a builtin_function_or_method",
+    ),
+    "CovNet of another width": (
+        lambda x, y: learner(source=semaug.CovNet(16)),
+        "CovNet has feature_dim=16, and the head 'fc' needs feature_dim=8",
+    ),
+    "statistics of other classes": (
+        lambda x, y: learner(source=semaug.ClassCovariance(4, 8)),
+        "ClassCovariance has num_classes=4, and the head 'fc' needs num_classes=3",
+    ),
+    "auxiliary head": (
+        lambda x, y: learner(Classifier(auxiliary=True)).step(x, y),
+        "not that of the linear layer 'aux', taken as the head, whose input should have shape (2, 8), not (2, 3); if "
+        "another layer makes the logits, pass semaug.Network(model, head=NAME)",
+    ),
+    "both outputs": (
+        lambda x, y: learner(Classifier(auxiliary=True, returns_both=True)).step(x, y),
+        "Classifier returns a tuple, not the logits of the linear layer 'aux', taken as the head; describe its outputs "
+        "with semaug.Composite",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence(mistake: str) -> None:
+    wrong, message = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        wrong(IMAGES, LABELS)
+
+
+def test_the_advice_for_an_auxiliary_head_works() -> None:
+    network = semaug.Network(Classifier(auxiliary=True), head="fc")
+    assert learner(network).step(IMAGES, LABELS)["train_loss"].isfinite()
+    both = Classifier(auxiliary=True, returns_both=True)
+    composite = semaug.Composite(
+        run=lambda model, images: model(images),
+        logits=lambda outputs: outputs[0],
+        rest=lambda model, outputs, labels: 0.3 * F.cross_entropy(outputs[1], labels % 2),
+    )
+    metrics = learner(semaug.Network(both, head="fc", composite=composite)).step(IMAGES, LABELS)
+    assert metrics["train_loss"].isfinite()
+
+
+def test_the_snippet_of_the_readme_works_for_any_model() -> None:
+    """Of a model with few blocks fewer are frozen, and without a meta loop none."""
+    resnet = torchvision.models.resnet18(num_classes=3)
+    frozen = {}
+    for name, model in {
+        "resnet18": resnet,
+        "own": Classifier(),
+        "sequence": nn.Sequential(*Classifier().children()),
+    }.items():
+        made = learner(model)
+        images = torch.randn(6, 3, 64, 64) if model is resnet else IMAGES
+        assert made.step(images, LABELS)["meta_loss"].isfinite()
+        frozen[name] = made.network.frozen_blocks
+    assert frozen["resnet18"] == 5
+    assert frozen["own"] == frozen["sequence"] == 1
+    assert learner(source=semaug.ClassCovariance(3, 8)).network.frozen_blocks == 0
