@@ -12,6 +12,7 @@ import pytest
 from photos import photo_folder
 from semaug.cli.main import main
 from semaug.inference.manifest import sign
+from semaug.inference.runs import read_metrics
 from semaug.report.figures import FIGURES, FigureKind
 from semaug.studies import drawing, presets, theorem
 from semaug.studies.bench import VARIANTS, BenchConfig, Timing
@@ -94,6 +95,25 @@ def test_a_second_call_repeats_only_the_run_that_failed(
     assert shown.err.splitlines()[-1] == "semaug: 1 of the runs and pictures failed; the report says why"
     assert "not run" in shown.out
     assert "* stand-ins: CUB-200-2011: the folder photos" in shown.out
+
+
+def test_best_of_test_stands_beside_the_last_epoch_if_it_is_asked_for(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["table-image-level", *TINY, "--epochs", 2, "--data", photos, "--output", tmp_path, "--method", "basic"]
+    assert semaug(*options, "--best-of-test") == 0
+    found = cells(tmp_path, "table-image-level")["ResNet-50 basic"]
+    run = tmp_path / "runs" / found["seeds"][0]["run"]
+    scores, rows = json.loads((run / "evaluation.json").read_text()), read_metrics(run)
+    assert found["ours"] == pytest.approx(100 * scores["top1"])
+    assert scores["best_epoch"] == 2  # the last
+    assert found["best_of_test"] == pytest.approx(100 * max(rows[0]["test_top1"], rows[1]["val_top1"]))
+    shown = capsys.readouterr().out
+    assert "best" in shown
+    assert '"Best of test" is the best epoch on the test split' in shown
+    assert "--best-of-test" in (tmp_path / "results.md").read_text()
+    assert semaug(*options, "--best-of-test", "--select", "val") == 2
+    assert "--best-of-test needs --select last" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

@@ -18,6 +18,7 @@ from semaug.inference.classifier import load_classifier
 from semaug.inference.runs import read_metrics
 from semaug.meta.learner import LearnableAugmentation
 from semaug.meta.mixing import _MixingLearner as Mixer
+from semaug.report.reading import read_runs
 from semaug.training.methods import METHODS, Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
@@ -250,6 +251,24 @@ def test_images_and_schedule_of_p2p_nets_release(photos: Path, tmp_path: Path, m
     assert rates == pytest.approx([0.02] * 3 + [0.015] * 3 + [0.005] * 3)  # cosine at 0, 1/3 and 2/3 of training
     assert max(size for _, size in seen) == 1.0  # −1 is black
     assert load_classifier(run).preprocessing.mean == (0.5, 0.5, 0.5)
+
+
+def test_best_of_test_is_reported_beside_the_last_epoch_and_chooses_nothing(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, asked = (
+        train(quick_config(photos, tmp_path / f"run-{asked}", select="last", best_of_test=asked))
+        for asked in (False, True)
+    )
+    rows, result = read_metrics(asked), read_json(asked / "evaluation.json")
+    assert ["test_top1" in row for row in rows] == [True, True, False]
+    accuracies = [row.get("test_top1", row.get("val_top1")) for row in rows]
+    assert result.pop("best_of_test") == max(accuracies)
+    assert f"best of test, which is too high: {100 * max(accuracies):.2f} %" in capsys.readouterr().err
+    assert result == read_json(plain / "evaluation.json")  # of the last epoch, and of the same weights
+    assert "best of test, chosen on the test split" in " ".join(read_runs([asked])[0].notes)
+    with pytest.raises(SettingError, match="`best_of_test` needs `select` last"):
+        quick_config(photos, tmp_path / "other", best_of_test=True).resolve()
 
 
 def test_select_last_trains_on_all_images_and_evaluates_the_last_epoch_on_the_test_split(

@@ -51,6 +51,9 @@ class Reproduce(Command):
     """Which epoch is kept: the best on a validation split (val), the last one after training on all training images
     (last), or the best on the test split (test), as in much published code, whose accuracies are too high. Default:
     last at full scale, val at small scale."""
+    best_of_test: bool = setting(False, "main")
+    """Beside the last epoch, report the best one on the test split, as published code does. It is too high. Runs that
+    were trained without this option are repeated."""
     device: str | None = setting(None, "hardware")
     """Where to train. Default: cuda if available, else cpu."""
 
@@ -64,8 +67,8 @@ class Reproduce(Command):
             width = max(map(len, lines))
             print("\n".join(f"{name:{width}}  {line}" for name, line in lines.items()))
             return
-        select = self.select or ("last" if self.scale == "full" else "val")
-        setup = Setup(self.scale, self.output, self.data, self.epochs, select, self.device)
+        select = self.select or ("last" if self.scale == "full" or self.best_of_test else "val")
+        setup = Setup(self.scale, self.output, self.data, self.epochs, select, self.best_of_test, self.device)
         choice = Choice(self.dataset, self.network, self.method, self.seeds)
         result = reproduce(self.names, setup, choice, self.jobs, self._command)
         console = Console(highlight=False)
@@ -90,5 +93,6 @@ class Reproduce(Command):
             seeds=tuple(seeds) or None,
             epochs=self.epochs,
             select=self.select,
+            best_of_test=self.best_of_test,
         )
         return command_line("reproduce", again)

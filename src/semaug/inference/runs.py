@@ -87,6 +87,7 @@ class _Evaluation(TypedDict, total=False):
     mean_class_accuracy: Accuracy
     cross_entropy: float
     calibration_error: float
+    best_of_test: Accuracy
 
 
 class Epoch(TypedDict, total=False):

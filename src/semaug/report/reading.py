@@ -146,6 +146,8 @@ def _read_run(path: Path, label: str, slot: int, config: dict[str, Any]) -> Repo
         notes.append("the data has no test split: scores are those of the validation split that chose the best epoch")
     if config.get("select") == "test":
         notes.append("the best epoch was chosen on the test split: its scores are too good")
+    if (optimistic := number(evaluation.get("best_of_test"))) is not None:
+        notes.append(f"best of test, chosen on the test split and too good: {100 * optimistic:.2f} %")
     if evaluation and not samples:
         notes.append("there are no pictures")
     return ReportedRun(path, label, slot, config, [str(name) for name in classes], metrics, evaluation, samples, notes)

@@ -41,7 +41,7 @@ class Cell:
     width: int | None = None  # of CovNet, for features of 2048 dimensions; None for a quarter of them
     depth: int = 1  # of CovNet
     frozen: FrozenBlocks | None = None  # None for the network's own number of blocks
-    rate: float | None = None  # CovNet's learning rate as a share of the network's; None for the paper's fixed rate
+    meta_lr: float | None = None  # CovNet's learning rate; None for the data set's
     momentum: float = 0.0  # of CovNet's SGD
     small_model: str = ""  # the stand-in at small scale, if it is not the network's usual one
 

@@ -96,6 +96,10 @@ class Reproduction:
             lines.append("All training images were trained on. The last epoch was evaluated, once, on the test split.")
         else:
             lines.append("The best epoch was chosen on a validation split. The test split was used once.")
+        if setup.best_of_test:
+            lines.append(
+                '"Best of test" is the best epoch on the test split, as published code reports: it is too high.'
+            )
         return lines
 
 
@@ -154,6 +158,8 @@ def reproduce(
     choice.check()
     if setup.data is not None and not setup.data.is_dir():
         raise DataError(f"there is no folder {setup.data}")
+    if setup.best_of_test and setup.select != "last":
+        raise SettingError("`best_of_test` needs `select` last")
     if jobs is not None and jobs < 1:
         raise SettingError(f"`jobs` must be at least 1, not {jobs}")
     with locked(setup.output):
@@ -270,6 +276,7 @@ def _to_json(sections: Sequence[Section], setup: Setup) -> dict[str, Any]:
         "scale": setup.scale,
         "epochs": setup.epochs,
         "select": setup.select,
+        "best_of_test": setup.best_of_test,
         "paper": "The accuracies marked as the paper's are from Pu et al., IEEE TIP 2024. At small scale the data and "
         "the networks differ from the paper's, and its accuracies are no target.",
         "experiments": {

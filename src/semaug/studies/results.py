@@ -31,6 +31,7 @@ class SeedRun:
     top1: float  # %
     split: str
     run: Path
+    best_of_test: float | None = None  # % of the best epoch on the test split, which is too high
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Row:
         return mean_and_deviation([run.top1 for run in self.runs])[1]
 
     @property
+    def best_of_test(self) -> float | None:
+        """Mean over seeds of the best accuracy on the test split, where it was measured."""
+        return mean_and_deviation([run.best_of_test for run in self.runs if run.best_of_test is not None])[0]
+
+    @property
     def ours(self) -> str:
         """Our result as text."""
         return NOT_RUN if self.mean is None else with_error(f"{self.mean:.1f}", self.spread)
@@ -70,6 +76,7 @@ class Row:
             "trained_network": self.network,
             "ours": self.mean,
             "spread": self.spread,
+            "best_of_test": self.best_of_test,
             "seeds": [{"seed": r.seed, "top1": r.top1, "split": r.split, "run": r.run.name} for r in self.runs],
             "status": "measured" if self.runs else NOT_RUN,
             "reason": self.reason if not self.runs else "",
@@ -98,6 +105,7 @@ class Section:
         """
         full = setup.scale == "full"
         names = ["data set", "network", "method", "paper", "ours", "seeds", "paper − basic", "ours − basic"]
+        names += ["best of test"] * setup.best_of_test
         more: dict[str, dict[str, str]] = self.extra.get("columns", {})  # texts by setting and heading
         headings = list(next(iter(more.values()), ()))
         names += ["ours − paper"] * full + [*headings, "note"]
@@ -116,6 +124,7 @@ class Section:
                     " ".join(str(run.seed) for run in row.runs),
                     signed(row.paper_gain),
                     signed(row.gain),
+                    *(["" if row.best_of_test is None else f"{row.best_of_test:.1f}"] * setup.best_of_test),
                     *([signed(row.difference)] if full else []),
                     *(more.get(cell.setting, {}).get(heading, "") for heading in headings),
                     validated if row.runs else row.reason,
@@ -152,7 +161,10 @@ def finished_runs(cell: Cell, setup: Setup) -> tuple[SeedRun, ...]:
         if not seed.isdecimal() or not is_complete(run, weights=False):  # a damaged run is repeated
             continue
         scores = required(read_evaluation(run))
-        runs.append(SeedRun(int(seed), 100 * scores["top1"], scores["split"], run))
+        best = scores.get("best_of_test")
+        runs.append(
+            SeedRun(int(seed), 100 * scores["top1"], scores["split"], run, None if best is None else 100 * best)
+        )
     return tuple(sorted(runs, key=lambda run: run.seed))
 
 

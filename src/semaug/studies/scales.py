@@ -88,6 +88,7 @@ class Setup:
         data: Folder of the paper's data sets; at small scale, a folder of images to use instead of the drawn birds.
         epochs: Epochs of every run; None for the scale's own number.
         select: How the epoch to keep is chosen.
+        best_of_test: Also report the best epoch on the test split; needs `select` "last".
         device: Where to train; None for cuda if available.
     """
 
@@ -96,6 +97,7 @@ class Setup:
     data: Path | None = None
     epochs: int | None = None
     select: Select = "val"
+    best_of_test: bool = False
     device: str | None = None
 
     @property
@@ -128,7 +130,7 @@ def train_config(cell: Cell, setup: Setup, seed: int = 0) -> TrainConfig:
     config = _full(cell, setup) if setup.scale == "full" else _small(cell, setup)
     if setup.epochs is not None:
         config = replace(config, epochs=setup.epochs)
-    config = replace(config, select=setup.select, device=setup.device)
+    config = replace(config, select=setup.select, best_of_test=setup.best_of_test, device=setup.device)
     folder = str(setup.data.resolve()) if setup.data is not None and setup.scale == "small" else cell.dataset
     data = [setup.scale, folder, asdict(WORLDS[cell.dataset])]
     name = stem((setup.scale, cell.dataset, str(config.model), config.method), config, data)
@@ -177,7 +179,7 @@ def _full(cell: Cell, setup: Setup) -> TrainConfig:
         strength_power=cell.power,
         width=cell.width,
         depth=cell.depth,
-        meta_lr=(0.0005 if imagenet else 0.001) if cell.rate is None else cell.rate * 0.03,
+        meta_lr=cell.meta_lr or (0.0005 if imagenet else 0.001),
         meta_momentum=cell.momentum,
         frozen_blocks=(0 if imagenet else spec.frozen) if cell.frozen is None else cell.frozen,
         interval=100 if imagenet else 1,
@@ -210,7 +212,7 @@ def _small(cell: Cell, setup: Setup) -> TrainConfig:
         strength_power=cell.power,
         width=None if cell.width is None else cell.width * _SMALL_FEATURES // PAPER_FEATURES,
         depth=cell.depth,
-        meta_lr=0.001 if cell.rate is None else cell.rate * lr,
+        meta_lr=cell.meta_lr or 0.001,
         meta_momentum=cell.momentum,
         frozen_blocks=own if cell.frozen is None else cell.frozen,
     )

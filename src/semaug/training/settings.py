@@ -126,6 +126,9 @@ class TrainConfig:
     """Which epoch is kept: the best on a validation split (val), or the last one. "last" trains on all training images
     and evaluates once, on the test split; use it for a figure to publish. "test" chooses the best epoch on the test
     split, as much published code does; its accuracy is too high, and comparable with such results only."""
+    best_of_test: bool = setting(False, "data")
+    """With `select` last: also evaluate on the test split after every validated epoch, and store the best accuracy
+    beside the last epoch's. It is too high, like that of "test"."""
 
     device: str | None = setting(None, "hardware", identifies=False)
     """Device of the network. Default: cuda if there is one, else cpu."""
@@ -188,6 +191,8 @@ class TrainConfig:
     def _check(self) -> None:
         if self.select == "last" and self.patience is not None:
             raise SettingError("`patience` needs a validation split; `select` last has none")
+        if self.best_of_test and self.select != "last":
+            raise SettingError("`best_of_test` needs `select` last")
         if self.compile and self.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
             raise SettingError("`compile` needs a C++ compiler on a CPU, and none is installed; train without it")
         if str(self.device).startswith("cuda") and not torch.cuda.is_available():
