@@ -12,14 +12,13 @@ plain training.
 about a day and a half for one seed. The times per step are measured separately; this needs a GPU and some minutes.
 """
 
-from typing import Any
+from typing import Any, Literal
 
-from semaug.network.network import FrozenBlocks
 from semaug.studies.cells import Cell, Experiment, Extra
 from semaug.studies.scales import Setup, train_config
 from semaug.util.errors import ModelError
 
-_BLOCKS: dict[str, tuple[FrozenBlocks, ...]] = {
+_BLOCKS: dict[str, tuple[int | Literal["stem"], ...]] = {
     "full": (0, "stem", 4, 8, 10, 12, 14, 16),
     "small": (0, "stem", 1, 2, 3),
 }
