@@ -227,7 +227,7 @@ class Trainer:
 
     def best_of_test(self) -> float:
         """The highest accuracy on the test split of all epochs that were evaluated on it."""
-        return max(float(row.get("test_top1", row.get("val_top1", 0.0))) for row in self.state.metrics)
+        return max(row.get("test_top1") or row.get("val_top1") or 0.0 for row in self.state.metrics)
 
     def _train_epoch(self) -> EpochState:
         """Take the remaining steps of an epoch; at a number that is not finite, save the state before that step."""
