@@ -148,22 +148,15 @@ def mobilenet(cells: dict[Cell, Seeds]) -> list[str]:
 def readme(cells: dict[Cell, Seeds]) -> list[str]:
     lines = ["| top-1 % | ResNet-50, 10 epochs | ResNet-50, 20 epochs | MobileNetV2, 10 epochs |", "|---|---|---|---|"]
     columns = [(NETWORKS["ResNet-50"], 10), (NETWORKS["ResNet-50"], 20), (NETWORKS["MobileNetV2"], 10)]
-    best = {}
-    for method in ("isda", "constant"):
-        for network, epochs in columns:
-            tried = {cell[3]: own for cell, own in cells.items() if cell[:3] == (network, epochs, method)}
-            best[method, network, epochs] = max(tried, key=lambda strength: fmean(tried[strength].values()))
-            if len(tried) == 1:
-                best[method, network, epochs] += ", no other was run"
-    at_best = [best["constant", *column].split(",")[0] for column in columns]
+    best: dict[str, list[str]] = {}
+    for method in ("isda", "learnable"):
+        tried = [{cell[3]: own for cell, own in cells.items() if cell[:3] == (*column, method)} for column in columns]
+        best[method] = [max(own, key=lambda strength, own=own: fmean(own[strength].values())) for own in tried]
     rows = {
         "basic": [("basic", "", "")] * 3,
-        "isda with λ0 = 20": [("isda", "20", "")] * 3,
-        "the best λ0 of isda": [("isda", (s := best["isda", *column]).split(",")[0], f" ({s})") for column in columns],
-        "of a constant Σ, the control": [
-            ("constant", (s := best["constant", *column]).split(",")[0], f" ({s})") for column in columns
-        ],
-        "learnable, as in the paper, with that λ0": [("learnable", strength, "") for strength in at_best],
+        "isda, strength 20": [("isda", "20", "")] * 3,
+        "isda, best of the strengths tried": [("isda", strength, f" ({strength})") for strength in best["isda"]],
+        "learnable, best of the strengths tried": [("learnable", s, f" ({s})") for s in best["learnable"]],
     }
     for title, row in rows.items():
         texts = [shown(cells[*column, m, s], 1) + note for column, (m, s, note) in zip(columns, row, strict=True)]
@@ -276,11 +269,12 @@ def cost(cells: dict[Cell, Seeds]) -> list[str]:
 
 
 TABLES = {
-    "README.md": (readme, cost),
+    "README.md": (readme,),
+    "docs/cost.md": (cost,),
     "docs/learning-the-covariance.md": (learned_at_10, strengths, learned_at_40, mobilenet),
     "docs/results.md": (eight_methods,),
     "docs/reproduction.md": (claims,),
-    "docs/guides/strength-and-source.md": (shares,),
+    "docs/how-to/strength-and-source.md": (shares,),
     "benchmarks/README.md": (graphed_steps,),
 }
 """What is computed for each page: the first cell begins a row of the page, which has the other cells in order."""

@@ -23,7 +23,7 @@ from commands import OPTIONS, semaug
 from photos import photo_folder
 from semaug.cli.common import command_line, with_flags
 from semaug.cli.evaluate import Evaluate
-from semaug.cli.main import COMMANDS, _command, main
+from semaug.cli.main import COMMANDS, find_command, main
 from semaug.cli.options import options
 from semaug.cli.predict import Predict
 from semaug.cli.train import Train
@@ -282,7 +282,7 @@ def test_every_command_explains_itself(command: list[str], capsys: pytest.Captur
 
 @pytest.mark.parametrize("name", ["train", "compare", "bench", "reproduce", "evaluate", "predict", "figures", "serve"])
 def test_options_are_in_groups_with_their_defaults(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for option, kind, _ in options(_command(name)):
+    for option, kind, _ in options(find_command(name)):
         assert "group" in option.metadata or tyro.conf.Positional in kind.__metadata__, option.name
     assert main([name, "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -335,7 +335,7 @@ def test_only_an_interrupted_command_that_can_resume_says_so(
     def interrupt(self: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_command(command), "run", interrupt)
+    monkeypatch.setattr(find_command(command), "run", interrupt)
     assert main([command]) == 130
     assert ("run the same command again to resume" in capsys.readouterr().err) == resumable
 

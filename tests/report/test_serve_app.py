@@ -368,7 +368,7 @@ def test_a_missing_package_is_one_sentence(
     monkeypatch.delitem(sys.modules, "semaug.report.serve.app")
     monkeypatch.delattr("semaug.report.serve.app")
     assert main(["serve", str(run)]) == 2
-    assert capsys.readouterr().err == "semaug: the page needs uvicorn: pip install 'semaug[serve]'\n"
+    assert capsys.readouterr().err == "semaug: the page needs uvicorn: pip install '.[serve]' in the clone\n"
 
 
 # ----------------------------------------------------------------------------------------------------------- browser

@@ -20,7 +20,7 @@ from semaug.studies.scales import Setup, train_config
 from semaug.training.trainer import train
 from semaug.util.untrusted import read_json
 
-PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "streaming.md"
 SMALL: dict[str, Any] = {"model": "small", "resize": 40, "crop": 32, "batch_size": 4, "epochs": 2, "workers": 1}
 
 

@@ -18,7 +18,7 @@ class Export(Command):
     folder: Annotated[Path, tyro.conf.Positional]
     """The folder to write."""
     onnx: bool = True
-    """Write ONNX too. Needs pip install 'semaug[onnx]'."""
+    """Write ONNX too. Needs pip install '.[onnx]'."""
     hub: bool = False
     """Write a folder that timm.create_model("local-dir:FOLDER", pretrained=True) loads too, and that can be uploaded to
     a model hub. For networks of timm."""

@@ -123,7 +123,7 @@ def _parse(arguments: list[str]) -> Command:
     """Read the options. Only the module of the named command is imported, all of them for the general help."""
     if arguments and arguments[0] in COMMANDS:
         name, *options = arguments
-        kind = _command(name)
+        kind = find_command(name)
         return cast(Command, parse(kind, f"semaug {name}", kind.expand(options)))
     first = arguments[0] if arguments else "--help"
     if first not in ("-h", "--help"):
@@ -144,7 +144,7 @@ def general(*arguments: str) -> Any:
     Raises:
         SystemExit: After the answer was printed.
     """
-    commands = {name: _command(name) for name in COMMANDS}
+    commands = {name: find_command(name) for name in COMMANDS}
     lines = {name: str(inspect.getdoc(kind)).split("\n\n")[0] for name, kind in commands.items()}
     union: Any = Union[  # noqa: UP007
         tuple(
@@ -155,7 +155,7 @@ def general(*arguments: str) -> Any:
     return tyro.cli(union, prog="semaug", description=DESCRIPTION, args=arguments, config=CONFIG)
 
 
-def _command(name: str) -> Any:
+def find_command(name: str) -> Any:
     return getattr(import_module(f"semaug.cli.{name}"), name.title())
 
 

@@ -16,7 +16,7 @@ class Serve(Command):
     """Try a trained model in the browser: drop an image, see its classes and the nearest training images.
 
     A slider moves the image's feature along directions of the augmentation, and shows how the nearest images change.
-    The page is for this machine only. Needs pip install 'semaug[serve]', and the training images.
+    The page is for this machine only. Needs pip install '.[serve]', and the training images.
     """
 
     model: Annotated[Path, tyro.conf.Positional]
@@ -40,7 +40,7 @@ class Serve(Command):
         try:
             from semaug.report.serve import app
         except ModuleNotFoundError as error:
-            raise MissingPackageError(f"the page needs {error.name}: pip install 'semaug[serve]'") from error
+            raise MissingPackageError(f"the page needs {error.name}: pip install '.[serve]' in the clone") from error
         from semaug.report.serve.answers import open_guide
         from semaug.util.progress import Progress
 

@@ -23,7 +23,7 @@ def import_onnx(*packages: str) -> list[Any]:
         return [importlib.import_module(name) for name in packages]
     except ImportError as error:
         raise MissingPackageError(
-            f"ONNX needs the package {error.name}: pip install 'semaug[onnx]', or use the model without ONNX"
+            f"ONNX needs the package {error.name}: pip install '.[onnx]' in the clone, or use the model without ONNX"
         ) from error
 
 

@@ -147,7 +147,7 @@ class TrainConfig:
     them in advance: the first one ends training."""
     track: Literal["tensorboard", "wandb"] | None = setting(None, "output", identifies=False)
     """Also log settings, metrics and evaluation to TensorBoard (OUTPUT/tensorboard) or Weights & Biases. Needs pip
-    install 'semaug[tensorboard]' or 'semaug[wandb]'. Default: neither."""
+    install '.[tensorboard]' or '.[wandb]'. Default: neither."""
     images_on: Literal["gpu", "ram", "stream"] | None = setting(None, "data", identifies=False)
     """Where decoded images are kept: GPU memory, RAM, or nowhere (stream: decode every epoch, for data larger than
     memory and disk). Default: gpu if they take less than half of its free memory, else ram."""

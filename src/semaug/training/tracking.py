@@ -89,7 +89,7 @@ class _WeightsAndBiases(Tracker):
 def check_installed(track: Track | None) -> None:
     """Raise a :class:`MissingPackageError` if the package of a tracker is not installed."""
     if track is not None and importlib.util.find_spec(track) is None:
-        raise MissingPackageError(f"the `track` {track} needs a package: pip install 'semaug[{track}]'")
+        raise MissingPackageError(f"the `track` {track} needs a package: pip install '.[{track}]' in the clone")
 
 
 def make_tracker(track: Track | None, folder: Path, settings: Mapping[str, Any], epochs_done: int) -> Tracker:

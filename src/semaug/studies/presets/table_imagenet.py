@@ -8,7 +8,7 @@ the middle square at 256 px, not from the original image.
 **The paper's results**, top-1 in %: ResNet-50 basic 76.4, ISDA 76.7, learnable 77.4; ResNeXt-50 77.5, 78.1, 78.7.
 
 **How to start it.** ImageNet is read from shards, and its images are decoded when they are needed (`images_on`
-``"stream"``): decoded, they would take 250 GB. `docs/distributed.md`, "More images than memory", has the commands, also
+``"stream"``): decoded, they would take 250 GB. `docs/how-to/streaming.md` has the commands, also
 for a cell under torchrun.
 
 **Time at full scale.** The paper states none. 120 epochs of 1.28 million images are 154 million images for each of the
