@@ -19,6 +19,7 @@ QUICK: dict[str, Any] = {
     "batch_size": 4,
     "val_per_class": 2,
     "workers": 0,
+    "keep_checkpoints": True,
     "cache": None,
     "lr": 0.02,
     "device": "cpu",

@@ -67,6 +67,7 @@ def config(data: Path, output: Path, **options: Any) -> TrainConfig:
         "device": "cpu",
         "images_on": "stream",
         "workers": 1,
+        "keep_checkpoints": True,
         "sync_batch_norm": True,
     }
     return TrainConfig(data=str(data), output=output, **{**settings, **options})

@@ -27,7 +27,19 @@ from semaug.data.samples import embedded_birds
 from semaug.data.shards import write_shards
 from semaug.training import checkpoints
 
-OPTIONS = ["--model", "small", "--pretrained", "False", "--workers", "0", "--lr", "0.01", "--meta-lr", "0.1"]
+OPTIONS = [
+    "--keep-checkpoints",
+    "--model",
+    "small",
+    "--pretrained",
+    "False",
+    "--workers",
+    "0",
+    "--lr",
+    "0.01",
+    "--meta-lr",
+    "0.1",
+]
 FEW = ["--resize", "40", "--crop", "32", "--batch-size", "2", "--val-per-class", "2", "--cache", "None"]
 BIRDS = ["--resize", "28", "--crop", "24", "--batch-size", "25", "--val-per-class", "30"]
 STREAM = ("--images-on", "stream", "--workers", "2")

@@ -37,6 +37,7 @@ def train_run(data: Path, output: Path, **options: Any) -> Path:
         "batch_size": 6,
         "val_per_class": 1,
         "workers": 0,
+        "keep_checkpoints": True,
         "cache": None,
         "lr": 0.01,
         "augmentation": Augmentation(10.0),

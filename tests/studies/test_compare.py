@@ -32,7 +32,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def semaug(photos: Path, output: Path, *arguments: object) -> int:
-    shared = ["--data", photos, "--output", output, "--lr", 0.01, *TINY.split()]
+    shared = ["--data", photos, "--output", output, "--lr", 0.01, "--keep-checkpoints", *TINY.split()]
     return main(["compare", *map(str, [*arguments, *shared])])
 
 

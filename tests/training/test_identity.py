@@ -37,7 +37,7 @@ def semaug(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def arguments(data: Path, output: Path, epochs: int = 2) -> list[object]:
-    return ["train", "--data", data, *OPTIONS, "--epochs", epochs, "--output", output]
+    return ["train", "--data", data, *OPTIONS, "--epochs", epochs, "--output", output, "--keep-checkpoints"]
 
 
 @pytest.fixture(scope="module")

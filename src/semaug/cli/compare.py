@@ -67,7 +67,8 @@ class Compare(Command):
     seeds: tuple[int, ...] = setting((0, 1, 2), "main")
     """Seeds. Each also draws the validation split if the data has none."""
     weights: tuple[str, ...] = setting((), "model")
-    """MODEL=FILE: weights to start from, for each network its own file. FILE alone if there is one network."""
+    """MODEL=FILE: weights to start from, for each network its own file or finished run. FILE alone if there is one
+    network."""
     frozen_blocks: tuple[str, ...] = setting((), "method")
     """Freeze the stem and the first N blocks in the pseudo update: N for every network, or MODEL=N for one of them.
     stem as N freezes the stem alone. Default: auto, five eighths of a network's blocks."""

@@ -8,7 +8,7 @@ import tyro
 from rich.console import Console
 
 from semaug.cli.common import Command, choose_device, say
-from semaug.util.errors import DataError, SettingError
+from semaug.util.errors import DataError
 from semaug.util.names import printable
 from semaug.util.ranges import setting
 
@@ -41,7 +41,7 @@ class Evaluate(Command):
         from semaug.data.readers import read_data, refuse_ambiguity
         from semaug.inference.classifier import open_classifier
         from semaug.inference.evaluation import evaluate
-        from semaug.inference.runs import splits_of_run
+        from semaug.inference.runs import read_run_dataset, splits_of_run
         from semaug.util.files import write_json
         from semaug.util.progress import Progress
 
@@ -49,12 +49,12 @@ class Evaluate(Command):
             refuse_ambiguity(self.data, self.data_root)
         classifier = open_classifier(self.model, choose_device(self.device))
         config = classifier.config
-        name = self.data or config.get("data")
-        if name is None:
-            raise SettingError(f"{self.model} does not say what it was trained on; name the images with `data`")
-        root = config.get("data_root")
-        data = read_data(name, self.data_root or (None if root is None else Path(root)))
         own = self.data is None
+        if self.data is None:
+            data = read_run_dataset(classifier.folder, config, self.data_root)
+        else:
+            root = config.get("data_root")
+            data = read_data(self.data, self.data_root or (None if root is None else Path(root)))
         splits = splits_of_run(classifier.folder, config, data) if own else data.splits
         split: str = self.split or ("test" if "test" in splits else "val" if own else next(iter(splits)))
         if split not in splits:

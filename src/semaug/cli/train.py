@@ -18,8 +18,8 @@ from semaug.util.ranges import setting
 class Train(TrainConfig, Command):
     """Train a classifier of look-alike classes. Without options: on the embedded birds.
 
-    The run directory holds the settings, metrics, checkpoints, the trained model and a report. Run the same command
-    again to resume an interrupted run.
+    The run directory holds the settings, metrics, the trained model and a report, and until the end checkpoints. Run
+    the same command again to resume an interrupted run.
     """
 
     config: Path | None = setting(None, "main")
@@ -102,7 +102,7 @@ def _rehearse(config: TrainConfig) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     images = ", ".join(f"{len(samples)} {name}" for name, samples in splits.items())
     start = "ImageNet weights" if config.pretrained else str(config.weights or "random weights")
-    is_old = (required(config.output) / "checkpoints").exists()
+    is_old = (required(config.output) / "manifest.json").exists()
     show(f"data: {data.name}, {len(data.classes)} classes, {images} images")
     show(f"network: {config.model}, {parameters / 1e6:.1f} million parameters, {start}, {config.crop} px")
     show(f"training: {config.method}, {counted(required(config.epochs), 'epoch')}, batches of {config.batch_size}")

@@ -42,7 +42,7 @@ def read_data(
     named = {layout.name: layout for layout in LAYOUTS if layout.folders}
     try:
         if data in named:
-            return _read_named(named[data], _root(root), download, progress)
+            return _read_named(named[data], data_root(root), download, progress)
         path = Path(os.path.expanduser(data))
         if not data or not os.path.exists(path):
             names = ", ".join(("birds", *named))
@@ -69,13 +69,14 @@ def refuse_ambiguity(data: str, root: Path | None = None) -> None:
     """
     if (data != "birds" and data not in KNOWN) or not os.path.isdir(data):
         return
-    places = [_root(root) / folder for folder in KNOWN[data].folders] if data in KNOWN else []
+    places = [data_root(root) / folder for folder in KNOWN[data].folders] if data in KNOWN else []
     if not any(place.is_dir() and place.samefile(data) for place in places):
         which = "the embedded drawings" if data == "birds" else "a data set"
         raise DataError(f"{data} is a folder here and the name of {which}; write ./{data} for the folder, or rename it")
 
 
-def _root(root: Path | None) -> Path:
+def data_root(root: Path | None) -> Path:
+    """The folder of the named data sets: `root`, the environment variable SEMAUG_DATA, or "data"."""
     return root or Path(os.environ.get("SEMAUG_DATA") or "data")
 
 

@@ -1,30 +1,33 @@
 """Run directories: their files, and how settings and metrics are read back.
 
-config.json          all settings, the version of semaug, the composite model and the preprocessing
+config.json          all settings, the version of semaug, the composite model and the preprocessing; base: the path from
+                     the run directory to the working directory of the training, where relative paths begin
 classes.json         class names in the order of the outputs
 split.json           the validation images by class, if they were drawn from the training images
 manifest.json        name of the run, fingerprint of its data, and checksums of the other files
 bad_images.json      unreadable images, if there are any
 metrics.jsonl        one line per epoch; metrics.csv holds the same as a table
-checkpoints/last     where training resumes; checkpoints/best: the best epoch so far on the validation split
+checkpoints/last     where training resumes; checkpoints/best: the best epoch so far on the validation split; both are
+                     deleted when the run is complete
 model.safetensors    the trained weights, those of the best epoch
 evaluation.json      scores on the test split; samples.json: a few images with their predictions
 report.html          curves and pictures
 tensorboard, wandb   the same metrics for these tools, if requested; tracking.json: the name of the run at W&B
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NotRequired, Required, TypedDict
 
 from semaug.data.annotations import MAX_CLASS_NAME
 from semaug.data.images import Preprocessing
-from semaug.data.readers import training_splits
+from semaug.data.readers import KNOWN, data_root, read_data, training_splits
 from semaug.data.samples import DataSet, Samples, subset
 from semaug.inference.manifest import verify
 from semaug.util.errors import DataError, RunError
 from semaug.util.files import write_json
-from semaug.util.names import some
+from semaug.util.names import shown, some
 from semaug.util.ranges import (
     Accuracy,
     Count,
@@ -64,6 +67,7 @@ class Settings(TypedDict, total=False):
     version: str
     data: str | None
     data_root: str | None
+    base: str
     method: str
     epochs: Count
     seed: Seed
@@ -151,6 +155,39 @@ def split_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Select from a run's config.json the keyword arguments of :func:`semaug.data.readers.training_splits`."""
     names = ("select", "val_per_class", "val_fraction", "seed")
     return {name: config[name] for name in names if name in config}
+
+
+def read_run_dataset(folder: Path | None, config: Mapping[str, Any], root: Path | None = None) -> DataSet:
+    """Read the data set that a run was trained on, also from another working directory.
+
+    Args:
+        folder: The run directory or exported folder, or None.
+        config: Its config.json.
+        root: Folder of the named data sets. Default: that of the training.
+
+    Returns:
+        The data set. Relative paths begin where the training was started or, if there is nothing, here.
+
+    Raises:
+        RunError: The run does not say which data it was trained on.
+        DataError: The data set is missing, damaged or incomplete.
+    """
+    if config.get("data") is None:
+        raise RunError(f"{folder or 'the run'} does not say what it was trained on; name the images with `data`")
+    base = folder / config["base"] if folder is not None and "base" in config else Path()
+
+    name, stored = config["data"], config.get("data_root")
+    if name == "birds" or name in KNOWN:
+        known = data_root(None if stored is None else Path(stored))
+        return read_data(name, root or (base / known if os.path.exists(base / known) else known))
+    path = Path(os.path.expanduser(name))
+    places = [place for place in (base / path, path) if os.path.exists(place)]
+    if not places:
+        raise DataError(
+            f"the images that {folder} was trained on are neither at {shown(os.path.normpath(base / path))} nor at "
+            f"{shown(name)}; run the command in the folder that has them"
+        )
+    return read_data(str(places[0]))
 
 
 def write_split(folder: Path, data: DataSet, settings: Mapping[str, Any]) -> None:

@@ -132,13 +132,17 @@ def _with_first_strides(model: nn.Module, name: str) -> nn.Module:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a .safetensors file by name. Other formats (.pth, .bin) can hold code and are refused.
+    """Read the tensors of a .safetensors file by name, or those of a run directory or exported folder.
+
+    Other formats (.pth, .bin) can hold code and are refused.
 
     Raises:
         ModelError: The file is missing, damaged, or of another format.
     """
     from safetensors.torch import load_file
 
+    if path.is_dir():
+        path = path / "model.safetensors"
     if not path.is_file():
         raise ModelError(f"there is no weights file {path}")
     if path.suffix != ".safetensors":

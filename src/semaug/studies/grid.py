@@ -95,7 +95,7 @@ class CompareConfig:
         model: The networks; None for the default network of the data.
         strength: Strengths to try, by methods that augment features: λ0, or "auto".
         seeds: Seeds. A seed also draws the validation split if the data has none.
-        weights: Files of weights to start from, by network; others use the shared setting.
+        weights: Files or finished runs to start from, by network; others use the shared setting.
         frozen_blocks: Frozen blocks by network; others use the shared setting.
         jobs: Number of runs at a time; None for one on each GPU. Times are compared if runs were trained one by one.
         output: Folder of the runs, tables and report.
@@ -152,8 +152,8 @@ class CompareConfig:
         if self.training.weights is not None and len(self.networks) > 1:
             raise SettingError("with several networks, each needs its own `weights`")
         for file in (*self.weights.values(), self.training.weights):
-            if file is not None and not file.is_file():
-                raise SettingError(f"`weights`: there is no file {file}")
+            if file is not None and not file.exists():
+                raise SettingError(f"`weights`: there is no file or run {file}")
         self.runs()  # which checks the settings of each
 
     def arms(self) -> Iterator[Arm]:

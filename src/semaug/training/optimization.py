@@ -39,12 +39,19 @@ def build_network(config: TrainConfig, classes: int, device: torch.device, progr
     rate = f"{config.optimizer} at {config.lr:.3g} for {config.batch_size} images"
     progress.say(f"{config.model} by {config.method}, {counted(required(config.epochs), 'epoch')}, {rate}, on {where}")
     model = build_model(required(config.model), classes, required(config.crop), bool(config.pretrained))
-    if config.weights is not None:
-        progress.say(f"{config.weights}: {load_weights(model, config.weights)}")
+    plain, composite = model, METHODS[config.method].composite
     try:
-        model = as_composite(METHODS[config.method].composite, model, classes).to(device)
+        model = as_composite(composite, plain, classes).to(device)
     except ValueError as error:  # no stages to build a P2P-Net of
         raise ModelError(str(error)) from error
+    if config.weights is not None:
+        try:
+            loaded = load_weights(plain, config.weights)
+        except ModelError:
+            if composite is None:
+                raise
+            loaded = load_weights(model, config.weights)  # of a P2P-Net
+        progress.say(f"{config.weights}: {loaded}")
     return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
 
 

@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import os
 import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -77,12 +79,14 @@ class RunDirectory:
             header = {"format": FORMAT, "version": semaug.__version__, "run": self._run}
             header["started"] = datetime.now(UTC).isoformat(timespec="seconds")
             header["composite"] = METHODS[config.method].composite
+            header["base"] = os.path.relpath(os.path.realpath(os.curdir), os.path.realpath(folder))
             write_json(folder / "config.json", {**header, "preprocessing": asdict(config.preprocessing), **settings})
             return False
         changed = [name for name, value in settings.items() if name in identifying() and before.get(name) != value]
         if changed:
             changes = ", ".join(f"{name} {before.get(name)} → {settings[name]}" for name in changed)
-            raise RunError(f"{folder} holds a run with other settings ({changes}); choose another `output`")
+            further = f", and {folder} as `weights` to train its model further" if is_complete(folder) else ""
+            raise RunError(f"{folder} holds a run with other settings ({changes}); choose another `output`{further}")
         if not config.resume:
             raise RunError(f"{folder} holds a run already; choose another `output`, or allow it to `resume`")
         manifest = read_manifest(folder)
@@ -96,7 +100,9 @@ class RunDirectory:
         fault = damage(folder) if "evaluation.json" in manifest["files"] else None
         if not last.exists() and not checkpoints.previous(last).exists() and (folder / "metrics.jsonl").exists():
             reason = f" ({fault})" if fault else ""
-            raise RunError(f"{folder} holds a run without its checkpoints{reason}; choose another `output`")
+            raise RunError(
+                f"{folder} holds a run without its checkpoints{reason}; delete it, or choose another `output`"
+            )
         if fault is not None:
             progress.say(f"{fault}; writing the results again from the checkpoints")
         return False
@@ -144,6 +150,11 @@ class RunDirectory:
         """Write the checksums of all files to manifest.json."""
         if self.writes:
             sign(self.folder, run=self._run, data=self._data)
+
+    def delete_checkpoints(self) -> None:
+        """Delete the checkpoints of a complete run, which are several times as large as its model."""
+        if self.writes:
+            shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
 
     @property
     def _identity(self) -> str:

@@ -54,8 +54,8 @@ class TrainConfig:
     """Network: a timm name, or torchvision/NAME; -v1 after it, as in resnet50-v1, for ResNet weights of Keras. Default:
     resnet50; on the embedded birds "small", a network of our own."""
     weights: Path | None = setting(None, "model")
-    """Weights to start from: a .safetensors file. Other formats can hold code and are refused. Default: those of
-    `pretrained`."""
+    """Weights to start from: a finished run, or a .safetensors file. Other formats can hold code and are refused.
+    Default: those of `pretrained`."""
     pretrained: bool | None = setting(None, "model")
     """Start from ImageNet weights of the library. Default: yes, except with own weights, "small" or the birds."""
     method: MethodName = setting("isda", "main")
@@ -68,6 +68,8 @@ class TrainConfig:
     """Seed of all random numbers."""
     resume: bool = setting(True, "output", identifies=False)
     """Resume an unfinished run in the run directory. If disabled, such a run is an error."""
+    keep_checkpoints: bool = setting(False, "output", identifies=False)
+    """Keep the checkpoints of a finished run, which are several times as large as its model and only repair it."""
 
     augmentation: Augmentation = field(default_factory=Augmentation)
 

@@ -78,7 +78,10 @@ def _run(config: TrainConfig, device: torch.device, verbose: bool) -> Path:
     with Stop() as stop, run:
         distributed.raise_on_all_ranks(lambda: check_installed(config.track))
         if run.claim(config, progress):
-            progress.say(f"{run.folder} is complete; choose another output directory to train again")
+            further = f"with weights {run.folder} to train its model further"
+            progress.say(f"{run.folder} is complete; choose another output directory to train again, {further}")
+            if not config.keep_checkpoints:
+                run.delete_checkpoints()  # if the process was killed before it had done so
             return run.folder
         listing = run.folder / "bad_images.json" if run.writes else None
         dataset = distributed.raise_on_all_ranks(lambda: read_run_data(config, progress))
@@ -100,6 +103,8 @@ def _run(config: TrainConfig, device: torch.device, verbose: bool) -> Path:
             run.write_metrics(trainer.state.metrics)  # again, if the process was killed after the last checkpoint
             optimistic = trainer.best_of_test() if config.best_of_test else None
             progress.say(_evaluate_best(config, run, data, trainer.optimization.evaluated, tracker, optimistic))
+        if not config.keep_checkpoints:
+            run.delete_checkpoints()
     return run.folder
 
 

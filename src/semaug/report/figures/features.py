@@ -14,13 +14,12 @@ from torch import Tensor
 
 from semaug.data.images import ProgressCallback
 from semaug.data.readable import readable_splits
-from semaug.data.readers import read_data
 from semaug.data.samples import Samples, subset
 from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import match_classes
 from semaug.inference.loop import decode_samples
-from semaug.inference.runs import splits_of_run
-from semaug.util.errors import DataError, RunError, TrainingError
+from semaug.inference.runs import read_run_dataset, splits_of_run
+from semaug.util.errors import DataError, TrainingError
 from semaug.util.progress import Progress
 
 _BATCH = 32
@@ -36,10 +35,7 @@ def run_images(classifier: Classifier, split: Literal["train", "evaluation"] = "
         RunError: If the run does not say which data it was trained on.
     """
     config = classifier.config
-    if config.get("data") is None:
-        raise RunError("the run does not say which data it was trained on; give the images as `samples`")
-    root = config.get("data_root")
-    data = read_data(config["data"], None if root is None else Path(root))
+    data = read_run_dataset(classifier.folder, config)
     splits = splits_of_run(classifier.folder, config, data)
     name = "train" if split == "train" else "test" if "test" in splits else "val"
     samples = splits[name]
