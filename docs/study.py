@@ -16,6 +16,7 @@ from statistics import fmean, stdev
 from semaug.report.canvas import slots, to_png
 from semaug.report.charts import LineChart, Series, lines
 from semaug.studies.paired import paired
+from semaug.training.recipes import RECIPES
 
 HERE = Path(__file__).parent / "results"
 Cell = tuple[str, int, str, str]  # network, epochs, method with its options, strength
@@ -268,6 +269,16 @@ def cost(cells: dict[Cell, Seeds]) -> list[str]:
     ]
 
 
+def recipes(cells: dict[Cell, Seeds]) -> list[str]:
+    names = ("epochs", "crop", "layer_decay", "drop_path", "ema")
+    lines = []
+    for recipe in RECIPES.values():
+        own = recipe.defaults(None, 64)
+        figures = [f"{own[name]:g}" for name in ("lr", "weight_decay", *names)]
+        lines.append(f"| `{recipe.name}` | {own['optimizer']} | {' | '.join(figures)} |")
+    return lines
+
+
 TABLES = {
     "README.md": (readme,),
     "docs/cost.md": (cost,),
@@ -275,6 +286,7 @@ TABLES = {
     "docs/results.md": (eight_methods,),
     "docs/reproduction.md": (claims,),
     "docs/how-to/strength-and-source.md": (shares,),
+    "docs/how-to/vision-transformers.md": (recipes,),
     "benchmarks/README.md": (graphed_steps,),
 }
 """What is computed for each page: the first cell begins a row of the page, which has the other cells in order."""

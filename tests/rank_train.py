@@ -14,8 +14,14 @@ SETTINGS: dict[str, Any] = {"batch_size": 8, "sync_batch_norm": True}  # two bat
 RUNS: dict[str, dict[str, Any]] = {
     "paper": {"ema": 0.9},
     "pipelined": {"augmentation": Augmentation(order="pipelined", frozen_blocks=1, meta_lr=1.0)},
-    "micro": {"model": "test_vit", "micro_batch": 1, "augmentation": Augmentation(order="pipelined")},
-    "isda": {"method": "isda"},
+    "micro": {
+        "model": "test_vit",
+        "micro_batch": 1,
+        "layer_decay": 0.75,
+        "ema": 0.9,
+        "augmentation": Augmentation(order="pipelined"),
+    },
+    "isda": {"method": "isda", "freeze": 1},
     "mixup": {"method": "mixup"},
     "cutmix": {"method": "cutmix", "epochs": 1},
     "erased": {"method": "random-erasing", "epochs": 1},

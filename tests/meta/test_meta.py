@@ -15,6 +15,7 @@ import semaug
 from algorithm1 import Literal, Released
 from semaug.meta.updates import MicroBatch
 from semaug.network.network import Network
+from semaug.training.optimization import layer_groups
 from tiny import TINY_BLOCKS, TinyNet, batches
 
 
@@ -128,6 +129,54 @@ def test_ten_pipelined_half_steps_equal_their_transcription(
         for half, half_labels in zip(images.chunk(2), labels.chunk(2), strict=True):
             literal.pipelined_half_step(half, half_labels)
     assert_same(learner, literal)
+
+
+class AdamWithGroups(Literal):
+    """Algorithm 1 with AdamW, written out, and a rate and weight decay for each parameter."""
+
+    groups: dict[str, tuple[float, float]]
+    eps = 1e-3
+
+    def sgd(self, name: str, value: Tensor, gradient: Tensor, keep: bool) -> Tensor:
+        rate, decay = self.groups[name]
+        count, first, second = self.buffers.get(name, (0, 0.0, 0.0))
+        count, first, second = count + 1, 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        if keep:
+            self.buffers[name] = (count, first.detach(), second.detach())
+        root = (second / (1 - 0.999**count) + 1e-300).sqrt()
+        value = value.detach() * (1 - rate * decay)
+        return value - rate * first / (1 - 0.9**count) / (root + self.eps)
+
+
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+def test_the_meta_loop_follows_adamw_with_layer_decay(order: Any) -> None:
+    model, covnet = TinyNet().double(), semaug.CovNet(6, width=5).double()
+    groups = layer_groups(model, 0.05, 0.1, 0.5)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    literal = AdamWithGroups(
+        TinyNet().double(), "fc", VarianceNet(covnet), list(names.values()), lr=0, meta_lr=3.0, strength=4.0
+    )
+    literal.model.load_state_dict(model.state_dict())
+    literal.groups = {names[p]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    assert len(set(literal.groups.values())) == 10
+    learner = semaug.LearnableAugmentation(
+        Network(model, blocks=TINY_BLOCKS), torch.optim.AdamW(groups, eps=literal.eps), covnet,
+        torch.optim.SGD(covnet.parameters(), lr=3.0), strength=4.0, order=order,
+    )  # fmt: skip
+    before = covnet.layers.output.weight.detach().clone()
+    torch.manual_seed(3)
+    for images, labels in batches(3):
+        learner.step(images, labels)
+    torch.manual_seed(3)
+    for images, labels in batches(3):
+        first, second = zip(images.chunk(2), labels.chunk(2), strict=True)
+        for half, other in ((first, second), (second, first)):
+            if order == "paper":
+                literal.paper_half_step(*half, *other)
+            else:
+                literal.pipelined_half_step(*half)
+    assert_same(learner, literal)
+    assert float((covnet.layers.output.weight.detach() - before).abs().max()) > 1e-4
 
 
 @pytest.mark.parametrize("order", ["paper", "pipelined"])

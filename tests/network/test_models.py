@@ -98,6 +98,19 @@ def test_fitting_tensors_are_loaded_and_the_others_named(tmp_path: Path) -> None
     assert torch.equal(model.head.weight, head)
 
 
+def test_weights_of_a_vision_transformer_fit_other_sizes_of_images(tmp_path: Path) -> None:
+    """As in timm, whose function resizes the position embeddings; names of DINOv2's release are translated too."""
+    trained, larger = build_model("test_vit", 5, 64), build_model("test_vit", 5, 96)
+    assert trained.pos_embed.shape != larger.pos_embed.shape
+    weights = {name.replace("head.", "linear_head."): value for name, value in trained.state_dict().items()}
+    save_file(weights, tmp_path / "vit.safetensors")
+    report = load_weights(larger, tmp_path / "vit.safetensors")
+    assert "of another shape" not in report
+    position = larger.pos_embed.detach()[:, 1:].mean((0, 1))
+    torch.testing.assert_close(position, trained.pos_embed.detach()[:, 1:].mean((0, 1)), rtol=0, atol=0.01)
+    assert torch.equal(larger.blocks[0].attn.qkv.weight, trained.blocks[0].attn.qkv.weight)
+
+
 class Malicious:
     def __init__(self, target: Path) -> None:
         self.target = target

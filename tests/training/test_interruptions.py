@@ -40,7 +40,9 @@ KINDS: list[Options] = [
     {"method": "randaugment"},
     {"method": "isda+snapmix"},
     {"method": "manifold-mixup"},
-    {"crop_scale": 0.2},
+    {"crop_scale": 0.2, "freeze": 1},
+    {"model": "test_vit", "recipe": "fine-tune-vit", "lr": 1e-3},
+    {"method": "isda", "freeze": "all"},
 ]
 STEPS = 3  # of an epoch
 

@@ -17,7 +17,6 @@ from semaug.network.models import build_model, read_weights
 from semaug.studies.grid import Candidate, CompareConfig
 from semaug.training import methods
 from semaug.training.methods import METHODS, Augmentation, Method, make_learner, method_on, parameter_groups
-from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 from semaug.util.untrusted import read_json
 
@@ -33,7 +32,7 @@ def test_a_row_is_complete_and_consistent(method: Method) -> None:
     assert METHODS[method.base].composite is None
     assert method_on(method.composite, method.base) is method
     assert set(method.options) <= OPTIONS
-    assert set(method.defaults) <= OPTIONS | {setting.name for setting in fields(TrainConfig)}
+    assert set(method.defaults) <= OPTIONS
     assert issubclass(method.learner, LearnableAugmentation)
     assert isinstance(method.images(3), ImageTransforms)
     assert method.augments == ("strength" in method.options)
@@ -122,17 +121,17 @@ def test_a_new_covariance_source_needs_one_row(photos: Path, tmp_path: Path, mon
         "one variance for all dimensions, learned by the meta loop",
         source=lambda settings, num_classes, feature_dim: Tempered(),
         options=("strength", "strength_power", "meta_lr", "frozen_blocks"),
-        defaults={"epochs": 2},
+        defaults={"interval": 3},
     )
     added(monkeypatch, row)
-    options: dict[str, Any] = {"method": row.name, "epochs": None, "augmentation": Augmentation(4.0, meta_lr=1.0)}
+    options: dict[str, Any] = {"method": row.name, "epochs": 2, "augmentation": Augmentation(4.0, meta_lr=1.0)}
     run = train(quick_config(photos, tmp_path / "run", **options))
     rows = read_metrics(run)
-    assert len(rows) == 2, "the default of the row"
     assert rows[1]["strength"] == 2.0
     assert "meta_loss" in rows[1]
     assert rows[1]["drift"] > 0, "the variance is learned"
     assert read_json(run / "config.json")["method"] == "tempered"
+    assert read_json(run / "config.json")["augmentation"]["interval"] == 3, "the default of the row"
     assert len(load_classifier(run).classes) == 3
     assert method_on(None, "tempered") is row
 

@@ -11,6 +11,7 @@ from semaug.cli.options import options
 from semaug.cli.train import Train
 from semaug.inference.runs import Settings
 from semaug.training.methods import Augmentation
+from semaug.training.recipes import RECIPES
 from semaug.training.settings import TrainConfig
 from semaug.util.errors import FileError
 from semaug.util.ranges import ranges
@@ -36,6 +37,9 @@ WRONG = {
     "--fixed-trace": ("0", "inf"),
     "--depth": ("0", "1000000"),
     "--frozen-blocks": ("-1",),
+    "--freeze": ("-1", "20000"),
+    "--layer-decay": ("0", "1.1"),
+    "--drop-path": ("1", "-0.1"),
 }
 
 
@@ -45,7 +49,7 @@ def test_a_number_out_of_its_range_is_one_sentence_that_names_the_range(
 ) -> None:
     assert main(["train", flag, value, "--output", str(tmp_path / "run")]) == 2
     message = capsys.readouterr().err
-    assert re.fullmatch(rf"semaug: {flag} must be (from|above|at least) [^\n]*, not [^\n]*\n", message), message
+    assert re.fullmatch(rf"semaug: {flag} must be (from|above|at least|at most) [^\n]*, not [^\n]*\n", message), message
     assert not (tmp_path / "run").exists()
 
 
@@ -67,6 +71,12 @@ def test_the_help_names_the_ranges() -> None:
     assert hints["depth"] == "(default: 1; from 1 to 100)"
     limited = {name for name, hint in hints.items() if re.search(r"; (at least|at most|above|from) [^;]*\)$", hint)}
     assert limited == ranges(TrainConfig).keys() | ranges(Augmentation).keys()
+
+
+def test_the_help_shows_every_recipe_and_what_to_expect() -> None:
+    [text] = [help.help for option, _, help in options(Train) if option.name == "recipe"]
+    for recipe in RECIPES.values():
+        assert f"{recipe.name}: {recipe.summary}." in text
 
 
 def test_the_settings_of_a_run_directory_have_the_same_ranges(tmp_path: Path) -> None:

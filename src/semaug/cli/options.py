@@ -95,7 +95,8 @@ def options(kind: type) -> Iterator[tuple[Field[Any], Any, Any]]:
             yield option, reduce(or_, (Annotated[grouped(m.__origin__), *m.__metadata__] for m in members)), None
         else:
             limit = _BOUNDLESS.sub(r"at least \1", str(limits[option.name])) if option.name in limits else None
-            text = re.sub(r"`(\w+)`", lambda name: f"--{name[1].replace('_', '-')}", texts[option.name])
+            described = option.metadata.get("help", texts[option.name])
+            text = re.sub(r"`(\w+)`", lambda name: f"--{name[1].replace('_', '-')}", described)
             yield option, hint, _help(text, hint, option.default, limit)
 
 

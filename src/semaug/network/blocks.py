@@ -145,6 +145,27 @@ def find_blocks(model: nn.Module, head: str, blocks: list[str] | None = None) ->
     return [Block(label, tuple(members)) for label, members in zip(labels, groups, strict=True)]
 
 
+def freeze_blocks(model: nn.Module, count: int) -> None:
+    """Exclude the stem and the first blocks of a model from training.
+
+    Args:
+        model: Any classifier.
+        count: Number of blocks; 0 freezes nothing, not even the stem.
+
+    Raises:
+        ValueError: The model has fewer blocks.
+    """
+    if count == 0:
+        return
+    blocks = find_blocks(model, find_head(model)[0])
+    ends = [place + 1 for place, block in enumerate(blocks) if block.name != "stem"]
+    if count > len(ends):
+        raise ValueError(f"`freeze` must be at most {len(ends)}, the blocks of {type(model).__name__}, not {count}")
+    frozen = {name for block in blocks[: ends[count - 1]] for name in block.parameters}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name not in frozen)
+
+
 def _block(module: str, names: list[str]) -> Block:
     return Block(module, tuple(name for name in names if below(name, module)))
 

@@ -1,6 +1,7 @@
 """Backbones by name, from timm and torchvision, and weights from safetensors files."""
 
 import difflib
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,7 +49,7 @@ def _convolution(inputs: int, outputs: int, pool: bool) -> nn.Sequential:
     return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []))
 
 
-def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False) -> nn.Module:
+def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False, drop_path: float = 0.0) -> nn.Module:
     """Build a classifier by name.
 
     Args:
@@ -58,14 +59,18 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
         num_classes: Number of classes.
         crop: Side of the images in pixels, which some transformers need in advance.
         pretrained: Whether to download the library's default weights.
+        drop_path: Rate of drop path (stochastic depth) in the last block.
 
     Returns:
         The model, in training mode.
 
     Raises:
-        SettingError: The name is unknown, or the model has no pretrained weights.
+        SettingError: The name is unknown, or the model has no pretrained weights or no drop path.
         ModelError: The pretrained weights cannot be downloaded.
     """
+    without = f"{name} has no drop path; set `drop_path` to 0"
+    if drop_path and (name == "small" or name.endswith(V1)):
+        raise SettingError(without)
     if name == "small":
         if pretrained:
             raise SettingError("the model 'small' has no pretrained weights; leave out `pretrained`")
@@ -86,9 +91,15 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
     in_torchvision = torchvision.models.list_models(module=torchvision.models)
     try:
         if library != "torchvision" and timm.is_model(short):
-            return _build_timm(short, num_classes, crop, pretrained)
+            options = {"drop_path_rate": drop_path} if drop_path else {}
+            return _build_timm(short, num_classes, crop, pretrained, **options)
         if library != "timm" and short in in_torchvision:
-            return _build_torchvision(short, num_classes, crop, pretrained)
+            options = {"stochastic_depth_prob": drop_path} if drop_path else {}
+            return _build_torchvision(short, num_classes, crop, pretrained, **options)
+    except TypeError as error:
+        if drop_path:
+            raise SettingError(without) from error
+        raise
     except OSError as error:
         raise ModelError(
             f"the pretrained weights of {name} could not be downloaded ({type(error).__name__}); "
@@ -99,20 +110,21 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
     raise SettingError(f"unknown model {name!r}; {hint}")
 
 
-def _build_timm(name: str, num_classes: int, crop: int, pretrained: bool) -> nn.Module:
+def _build_timm(name: str, num_classes: int, crop: int, pretrained: bool, **options: Any) -> nn.Module:
     import timm
 
+    options |= {"pretrained": pretrained, "num_classes": num_classes}
     try:  # only networks for one size of image have the option `img_size`
-        model: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, img_size=crop)
+        model: nn.Module = timm.create_model(name, img_size=crop, **options)
     except TypeError:
-        model = timm.create_model(name, pretrained=pretrained, num_classes=num_classes)
+        model = timm.create_model(name, **options)
     return model
 
 
-def _build_torchvision(name: str, num_classes: int, crop: int, pretrained: bool) -> nn.Module:
+def _build_torchvision(name: str, num_classes: int, crop: int, pretrained: bool, **options: Any) -> nn.Module:
     import torchvision
 
-    options: dict[str, Any] = {"image_size": crop} if name.startswith("vit_") and not pretrained else {}
+    options |= {"image_size": crop} if name.startswith("vit_") and not pretrained else {}
     model: nn.Module = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None, **options)
     head_name, head = find_head(model)
     inputs = head.weight.shape[1]
@@ -157,6 +169,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"cannot read weights from {path}: {reason}") from error
 
 
+def _converted(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Weights as timm would load them: original names translated, position embeddings resized to the model's images."""
+    convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if convert is None or not type(model).__module__.startswith("timm."):
+        return weights
+    try:
+        return cast(dict[str, Tensor], convert(dict(weights), model))
+    except Exception:  # of many kinds, on weights of another network; the names then say what does not fit
+        return weights
+
+
 def load_weights(model: nn.Module, path: Path) -> str:
     """Load what fits from a weights file; a head for other classes stays as initialised.
 
@@ -166,7 +189,7 @@ def load_weights(model: nn.Module, path: Path) -> str:
     Raises:
         ModelError: The file cannot be read, or no weight in it fits the model.
     """
-    weights, own = read_weights(path), model.state_dict()
+    weights, own = _converted(read_weights(path), model), model.state_dict()
     fitting = {name: weights[name] for name in own if name in weights and weights[name].shape == own[name].shape}
     parts = [f"{len(fitting)} tensors loaded"]
     for what, names in {

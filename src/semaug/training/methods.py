@@ -61,7 +61,8 @@ class Augmentation:
     loss."""
     frozen_blocks: Annotated[FrozenBlocks, Range(0, 10_000)] = setting("auto", "method")
     """Freeze the stem and the first N blocks in the pseudo update; stem freezes the stem alone, 0 nothing. auto: five
-    eighths of the blocks, as the paper's ten of ResNet-50's sixteen; nothing in P2P-Net, as in the paper."""
+    eighths of the blocks, as the paper's ten of ResNet-50's sixteen; nothing in P2P-Net, as in the paper. The network
+    is trained as a whole nevertheless; `freeze` leaves blocks untrained."""
     interval: Count | None = setting(None, "method")
     """Run the meta loop in one of N half steps, the iterations of the paper; a batch has two. Default: 1; 10 on
     P2P-Net, as in the paper."""
@@ -90,7 +91,7 @@ class Method:
         composite: Name of the composite model built around the network (``"p2p"``), or None.
         base: Name of the method without the composite model. Default: its own name.
         options: Fields of :class:`Augmentation` that the method uses.
-        defaults: Defaults of training settings that differ from the common ones.
+        defaults: Defaults of fields of :class:`Augmentation` that differ from the common ones.
         width_divisor: Default hidden width of CovNet is the feature dimension divided by this.
     """
 
@@ -119,6 +120,12 @@ class Method:
     def learns(self) -> bool:
         """Whether the method learns its Σ."""
         return "meta_lr" in self.options
+
+    @property
+    def fits_features(self) -> bool:
+        """Whether the method can train a head on cached features, without images."""
+        learners = (LearnableAugmentation, JointAugmentation)
+        return self.composite is None and self.images(2).is_plain and self.learner in learners
 
     def resolve(self, settings: Augmentation) -> Augmentation:
         """Fill in this method's default `interval` if the settings have None."""
@@ -181,7 +188,7 @@ def _on_p2p(base: Method) -> Method:
         composite="p2p",
         base=base.name,
         options=(*base.options, "meta_loss") if base.learns else base.options,
-        defaults={"interval": 10, "epochs": 300, "lr": 0.002, "weight_decay": 5e-4},
+        defaults={"interval": 10},
         width_divisor=2,
     )
 

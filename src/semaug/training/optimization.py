@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from semaug.inference.classifier import as_composite
 from semaug.meta.optimizers import load_optimizer_state, make_optimizer, set_learning_rate
 from semaug.meta.state import gather_learner_state, take_rank_state
+from semaug.network.blocks import find_blocks, find_head, freeze_blocks
 from semaug.network.models import build_model, load_weights
 from semaug.training.checks import refuse_single_values
 from semaug.training.methods import METHODS, make_learner, parameter_groups
+from semaug.training.probing import Probe
 from semaug.training.settings import TrainConfig, required
 from semaug.util import distributed
 from semaug.util.errors import ModelError, SettingError
@@ -38,8 +40,14 @@ def build_network(config: TrainConfig, classes: int, device: torch.device, progr
     where = str(device) if not distributed.is_running() else f"{distributed.world_size()} × {device.type}"
     rate = f"{config.optimizer} at {config.lr:.3g} for {config.batch_size} images"
     progress.say(f"{config.model} by {config.method}, {counted(required(config.epochs), 'epoch')}, {rate}, on {where}")
-    model = build_model(required(config.model), classes, required(config.crop), bool(config.pretrained))
+    drop_path = required(config.drop_path)
+    model = build_model(required(config.model), classes, required(config.crop), bool(config.pretrained), drop_path)
     plain, composite = model, METHODS[config.method].composite
+    if config.freeze != "all":
+        try:
+            freeze_blocks(plain, required(config.freeze))
+        except ValueError as error:  # the network has fewer blocks
+            raise SettingError(str(error)) from error
     try:
         model = as_composite(composite, plain, classes).to(device)
     except ValueError as error:  # no stages to build a P2P-Net of
@@ -88,6 +96,7 @@ class Optimization:
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig, device: torch.device) -> None:
+        model = Probe(model) if config.freeze == "all" else model
         self.model, self.config, self.device = model, config, device
         self.optimizer = _make_optimizer(model, config)
         self.scaler = GradScaler(device.type) if config.precision == "fp16" else None
@@ -109,10 +118,11 @@ class Optimization:
             raise SettingError(str(error), on_all_ranks=True) from error
         self.learner.check_values = False  # the device would have to wait; the trainer checks the numbers
         self.average: AveragedModel | None = None
-        if config.ema is not None:
+        if config.ema:
             self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema), use_buffers=True)
         if not (config.sync_batch_norm and distributed.is_running()):
             refuse_single_values(model)
+        self._frozen = [module for module in model.modules() if _is_frozen(module)]
         self._seed_rank()
 
     @property
@@ -137,8 +147,18 @@ class Optimization:
         """
         metrics = self.learner.step(images, labels)
         if self.average is not None:
+            # Over the last tenth of the steps at most, so that the average of a short run forgets the initial weights.
+            count = int(self.average.n_averaged)  # which is on the CPU
+            decay = min(required(self.config.ema), (1 + count) / (10 + count))
+            self.average.multi_avg_fn = get_ema_multi_avg_fn(decay)
             self.average.update_parameters(self.model)
         return metrics
+
+    def set_training_mode(self) -> None:
+        """Put the network into training mode, except modules that are frozen as a whole."""
+        self.model.train()
+        for module in self._frozen:
+            module.eval()
 
     def average_buffers(self) -> None:
         """Average the running statistics over ranks; possible at any time, as updates are linear in them."""
@@ -182,8 +202,44 @@ class Optimization:
 
 
 def _make_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
-    groups = [{**group, "initial_lr": group["lr"]} for group in parameter_groups(model, required(config.lr))]
-    decay, capturable = required(config.weight_decay), config.precision != "fp16"
+    lr, decay, capturable = required(config.lr), required(config.weight_decay), config.precision != "fp16"
+    layer_decay = required(config.layer_decay)
+    own = parameter_groups(model, lr) if layer_decay == 1 else layer_groups(model, lr, decay, layer_decay)
+    groups = [{**group, "initial_lr": group["lr"]} for group in own]
     if config.optimizer == "adamw":
         return make_optimizer(AdamW, groups, capturable, weight_decay=decay)
     return make_optimizer(SGD, groups, capturable, momentum=config.momentum, weight_decay=decay)
+
+
+def layer_groups(model: nn.Module, lr: float, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups with a smaller learning rate for earlier blocks.
+
+    The same groups as timm's ``param_groups_layer_decay``, for all networks whose blocks are known.
+
+    Args:
+        model: The network.
+        lr: Learning rate of the head and what comes after the last block.
+        weight_decay: Weight decay, except of parameters with one dimension and those that a timm network names.
+        layer_decay: Factor of the rate from a block to the one before it.
+
+    Returns:
+        Groups for a torch optimiser.
+    """
+    blocks = find_blocks(model, find_head(model)[0])
+    layer_of = {name: layer for layer, block in enumerate(blocks) for name in block.parameters}
+    undecayed = cast(Any, model).no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+    groups: dict[tuple[int, float], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            layer = layer_of.get(name, len(blocks))
+            decay = 0.0 if parameter.ndim <= 1 or name in undecayed else weight_decay
+            rate = lr * layer_decay ** (len(blocks) - layer)
+            group = groups.setdefault((layer, decay), {"params": [], "lr": rate, "weight_decay": decay})
+            group["params"].append(parameter)
+    return list(groups.values())
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Whether a module has parameters, and none of them is trained."""
+    trained = [parameter.requires_grad for parameter in module.parameters()]
+    return bool(trained) and not any(trained)

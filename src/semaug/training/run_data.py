@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from semaug.data.images import decoded
+from semaug.data.images import Preprocessing, decoded
 from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import DataSet, Samples
@@ -25,6 +26,7 @@ class RunData:
     splits: dict[str, Samples]  # "train", "val" and, if the data set has one, "test"
     train: Images
     val: Images
+    preprocessing: Preprocessing  # how they become inputs of the network
 
 
 def read_run_data(config: TrainConfig, progress: Progress) -> DataSet:
@@ -53,13 +55,13 @@ def load_run_data(
         listing: File for a list of unreadable images; None to write none.
 
     Returns:
-        The data. With ``images_on="stream"`` nothing is decoded yet.
+        The data. With ``images_on="stream"``, and for a linear probe, nothing is decoded yet.
 
     Raises:
         DataError: If images cannot be read.
     """
     splits = training_splits(dataset, **split_settings(vars(config)))
-    streams, preprocessing = config.images_on == "stream", config.preprocessing
+    streams, preprocessing = config.images_on == "stream" or config.freeze == "all", config.preprocessing
     cache = None if config.cache is None else config.cache.expanduser()
     hint = None if streams else check_free_space(splits, preprocessing, cache)
     if hint is not None:
@@ -80,10 +82,15 @@ def load_run_data(
             return splits[split]
         with progress.task(f"decoding {split}", len(splits[split])) as advance:
             pixels = decoded(splits[split], preprocessing, cache, config.workers, advance)
-        if device.type != "cuda" or config.images_on == "ram":
-            return pixels
-        if config.images_on is None and pixels.nbytes > torch.cuda.mem_get_info(device)[0] / 2:
-            return pixels
-        return pixels.to(device)
+        return placed(pixels, config, device)
 
-    return RunData(dataset.classes, splits, decode("train"), decode("val"))
+    return RunData(dataset.classes, splits, decode("train"), decode("val"), preprocessing)
+
+
+def placed(images: Tensor, config: TrainConfig, device: torch.device) -> Tensor:
+    """Move decoded images, or features, to the device if the settings say so or they take less than half of it."""
+    if device.type != "cuda" or config.images_on == "ram":
+        return images
+    if config.images_on is None and images.nbytes > torch.cuda.mem_get_info(device)[0] / 2:
+        return images
+    return images.to(device)

@@ -4,12 +4,13 @@ import json
 import shutil
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 
 from semaug.data.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from semaug.training.methods import METHODS, Augmentation, MethodName
+from semaug.training.recipes import RECIPES, RecipeName, choose_recipe, describe_recipes
 from semaug.util.errors import SettingError
 from semaug.util.ranges import (
     BelowOne,
@@ -18,6 +19,7 @@ from semaug.util.ranges import (
     NotNegative,
     Portion,
     Positive,
+    Range,
     Seed,
     Share,
     Side,
@@ -32,6 +34,8 @@ Value = TypeVar("Value")
 
 Select = Literal["val", "last", "test"]
 """How the epoch to keep is chosen."""
+Freeze = int | Literal["all"]
+"""What is not trained: the stem and the first N blocks, or all but the head."""
 
 
 def required(value: Value | None) -> Value:
@@ -60,8 +64,12 @@ class TrainConfig:
     """Start from ImageNet weights of the library. Default: yes, except with own weights, "small" or the birds."""
     method: MethodName = setting("isda", "main")
     """Training method. Default: isda, the best in our comparisons; the paper's is learnable."""
+    recipe: RecipeName | None = field(
+        default=None, metadata={"group": "main", "identifies": False, "help": describe_recipes()}
+    )
+    """Name of a row of :data:`semaug.training.recipes.RECIPES`, whose settings are defaults of those below."""
     epochs: Count | None = setting(None, "main")
-    """Number of epochs. Default: 100; 300 for P2P-Net; 15 on the embedded birds."""
+    """Number of epochs. Default: 100, or the recipe's."""
     output: Path | None = setting(None, "main", identifies=False)
     """Run directory. Default: runs/DATA-MODEL-METHOD-SEED. An interrupted run there is resumed."""
     seed: Seed = setting(0, "schedule")
@@ -74,33 +82,45 @@ class TrainConfig:
     augmentation: Augmentation = field(default_factory=Augmentation)
 
     resize: Side | None = setting(None, "main")
-    """Side in pixels of the square that images are resized to. Default: 600; 96 on the embedded birds."""
+    """Side in pixels of the square that images are resized to. Default: 600, or the recipe's."""
     crop: Side | None = setting(None, "main")
-    """Side in pixels of the crop. Default: 448; 88 on the embedded birds."""
+    """Side in pixels of the crop. Default: 448, or the recipe's."""
     shape: Literal["squash", "aspect"] = setting("squash", "data")
     """How images become square: squash resizes both sides, as in the paper; aspect takes the central square."""
     crop_scale: Portion | None = setting(None, "data")
     """Train on crops of random size, resized to `crop`, with at least this share of the image's area. For training from
-    scratch (ImageNet: 0.08). Default: crops of a fixed size."""
+    scratch (ImageNet: 0.08). Default: crops of a fixed size, or the recipe's."""
     padding: SideOrZero = setting(0, "data")
     """Width in pixels of a black border around training images, before the crop (P2P-Net: 8)."""
     normalize: Literal["imagenet", "half"] = setting("imagenet", "data")
     """Mean and deviation by which pixels are normalised: those of ImageNet, or 0.5 (half), as in P2P-Net."""
 
+    freeze: Annotated[Freeze | None, Range(0, 10_000)] = setting(None, "model")
+    """Do not train the stem and the first N blocks of the network; BatchNorm uses its stored statistics there. all: a
+    linear probe. Features of centre crops and their mirror images are computed once and cached, and the head is trained
+    on them, on a CPU in minutes. (`frozen_blocks` concerns the pseudo update of the meta loop alone.) Default: 0,
+    nothing, or the recipe's."""
+    drop_path: BelowOne | None = setting(None, "model")
+    """Rate of drop path (stochastic depth) in the network's last block; it falls linearly towards the first. Default:
+    0, or the recipe's."""
+
     batch_size: Count | None = setting(None, "main")
-    """Images per update over all processes; a loaded batch has two such halves. Default: 64; 16 on the birds."""
+    """Images per update over all processes; a loaded batch has two such halves. Default: 64, or the recipe's."""
     micro_batch: Count | None = setting(None, "hardware")
     """Most images in one forward pass; gradients are summed. It lets the same batch fit on a small GPU. Default: all of
     the batch."""
     optimizer: Literal["sgd", "adamw"] | None = setting(None, "schedule")
-    """Optimiser of the network. Default: sgd; adamw on the embedded birds, which are trained from scratch."""
+    """Optimiser of the network. Default: sgd, or the recipe's."""
     lr: Positive | None = setting(None, "main")
     """Learning rate of the network (of P2P-Net's backbone: a tenth of it), with cosine decay to zero. Default: from the
-    batch size, 0.03 · B/64 for sgd (P2P-Net: 0.002 · B/64), 0.005 · √(B/16) for adamw."""
+    batch size, 0.03 · B/64 for sgd, 0.0001 · √(B/64) for adamw, or the recipe's."""
+    layer_decay: Portion | None = setting(None, "schedule")
+    """Factor of the learning rate from each block of the network to the one before it, as in timm; biases and norms
+    then have no weight decay. Default: 1, the same rate for all, or the recipe's."""
     momentum: BelowOne = setting(0.9, "schedule")
     """Momentum of sgd."""
     weight_decay: NotNegative | None = setting(None, "schedule")
-    """Weight decay of the network. Default: 0 for sgd, 0.05 for adamw; 0.0005 for P2P-Net."""
+    """Weight decay of the network. Default: 0 for sgd, 0.05 for adamw, or the recipe's."""
     warmup_epochs: NotNegative = setting(5.0, "schedule")
     """Epochs over which the learning rate grows from zero; at most a tenth of all epochs."""
     lr_decay: Literal["step", "epoch"] = setting("step", "schedule")
@@ -109,9 +129,9 @@ class TrainConfig:
     """Share of the label that is spread over all classes."""
     clip_norm: Positive | None = setting(None, "schedule")
     """Largest norm of the gradient. Default: no limit."""
-    ema: Share | None = setting(None, "model")
-    """Decay of a moving average of the weights (0.999, for example), which is then evaluated and saved. Default:
-    no average."""
+    ema: BelowOne | None = setting(None, "model")
+    """Decay of a moving average of the weights (0.999, for example), which is then evaluated and saved; smaller in the
+    first steps. Default: 0, no average, or the recipe's."""
     sync_batch_norm: bool = setting(False, "model")
     """Under torchrun: let BatchNorm normalise over the images of all processes instead of each process's own."""
     validate_every: Count = setting(1, "schedule")
@@ -163,24 +183,19 @@ class TrainConfig:
         check_ranges(self)
         check_ranges(self.augmentation)
         embedded, method = self.data == "birds", METHODS[self.method]
-        adamw = self.optimizer == "adamw" or (self.optimizer is None and embedded)
         model = self.model or ("small" if embedded else "resnet50")
+        default = self.weights is None and not embedded and model != "small"
+        pretrained = default if self.pretrained is None else self.pretrained
+        from_weights = pretrained or self.weights is not None
+        automatic = choose_recipe(self.data, method.composite, self.freeze, model, from_weights)
+        recipe = automatic if self.recipe is None else RECIPES[self.recipe]
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        batch_size = self.batch_size or (16 if embedded else 64)
-        # A step of SGD is proportional to the gradient, so that a batch k times as large, with 1/k as many steps, needs
-        # k times the rate. Adam divides the gradient by its size, which noise dominates and a batch lowers by √k.
-        lr = 0.005 * (batch_size / 16) ** 0.5 if adamw else method.defaults.get("lr", 0.03) * batch_size / 64
         name = f"{Path(self.data).stem}-{model.replace('/', '-')}-{self.method}-{self.seed}"
         defaults: dict[str, Any] = {
+            **recipe.defaults(self.optimizer, self.batch_size),
+            "recipe": recipe.name,
             "model": model,
-            "pretrained": self.weights is None and not embedded and model != "small",
-            "epochs": 15 if embedded else method.defaults.get("epochs", 100),
-            "resize": 96 if embedded else 600,
-            "crop": 88 if embedded else 448,
-            "batch_size": batch_size,
-            "optimizer": "adamw" if adamw else "sgd",
-            "lr": lr,
-            "weight_decay": 0.05 if adamw else method.defaults.get("weight_decay", 0.0),
+            "pretrained": pretrained,
             "device": device,
             "precision": "bf16" if device.startswith("cuda") else "fp32",
             "output": Path("runs") / name,
@@ -191,6 +206,18 @@ class TrainConfig:
         return config
 
     def _check(self) -> None:
+        method = METHODS[self.method]
+        if self.freeze == "all":
+            if not method.fits_features:
+                names = ", ".join(name for name, row in METHODS.items() if row.fits_features)
+                raise SettingError(f"`freeze` all trains on cached features; its methods are {names}")
+            if self.padding or self.crop_scale or self.drop_path or self.layer_decay != 1:
+                raise SettingError(
+                    "`freeze` all computes features of centre crops and trains the head alone; leave out `padding`, "
+                    "`crop_scale`, `drop_path`, `layer_decay`, and a `recipe` that sets them"
+                )
+        if method.composite is not None and self.layer_decay != 1:
+            raise SettingError("`layer_decay` does not go with P2P-Net, which has two learning rates of its own")
         if self.select == "last" and self.patience is not None:
             raise SettingError("`patience` needs a validation split; `select` last has none")
         if self.best_of_test and self.select != "last":

@@ -23,6 +23,7 @@ from semaug.training.batches import Batches, PixelLoader, prefetched
 from semaug.training.checks import NOT_FINITE, FiniteCheck, breakdown, covnet_warning
 from semaug.training.methods import METHODS
 from semaug.training.optimization import Optimization, build_network
+from semaug.training.probing import whole_network, with_features
 from semaug.training.run_data import RunData, load_run_data, read_run_data
 from semaug.training.run_directory import RunDirectory
 from semaug.training.settings import TrainConfig, required
@@ -89,6 +90,8 @@ def _run(config: TrainConfig, device: torch.device, verbose: bool) -> Path:
         data = distributed.raise_on_all_ranks(lambda: load_run_data(config, dataset, device, progress, listing))
         torch.manual_seed(config.seed)
         model = distributed.raise_on_all_ranks(lambda: build_network(config, len(data.classes), device, progress))
+        if config.freeze == "all":
+            data = distributed.raise_on_all_ranks(lambda: with_features(config, data, model, device, progress))
         optimization = Optimization(model, config, device)
         if METHODS[config.method].learns:
             progress.say(optimization.learner.network.frozen_text())
@@ -127,7 +130,8 @@ def _evaluate_best(
     split = "test" if "test" in data.splits else "val"
     samples = data.splits[split]
     settings = read_json(run.folder / "config.json") if run.writes else {}
-    classifier = Classifier(model.eval(), data.classes, config.preprocessing, required(config.model), settings)
+    network = whole_network(model).eval()
+    classifier = Classifier(network, data.classes, config.preprocessing, required(config.model), settings)
     with Progress(quiet=not run.writes).task(f"evaluating on {split}", len(samples)) as advance:
         result = evaluate(classifier, samples, progress=advance)
     if run.writes:
@@ -150,7 +154,7 @@ def _write_best(config: TrainConfig, run: RunDirectory, model: nn.Module) -> int
     model.load_state_dict(best["model"])
     if METHODS[config.method].augments:
         run.write_tensors("source.safetensors", best["source"])  # Σ, as it was for this model
-    run.write_tensors("model.safetensors", model.state_dict())
+    run.write_tensors("model.safetensors", whole_network(model).state_dict())
     run.sign()
     return int(best["epoch"])
 
@@ -171,7 +175,7 @@ class Trainer:
         config, data = self.config, self.data
         self._epochs, self._batch_size = required(config.epochs), required(config.batch_size)
         self._auto = config.augmentation.strength == "auto"
-        self._loader = PixelLoader(config.preprocessing, self.optimization.device, config.workers)
+        self._loader = PixelLoader(data.preprocessing, self.optimization.device, config.workers)
         transforms = METHODS[config.method].images(len(data.classes))
         self._batches = Batches(data.train, data.splits["train"], transforms, config, self._loader)
         self._finite_check = FiniteCheck(self._batches.steps, config.precision == "fp16")
@@ -260,7 +264,7 @@ class Trainer:
         """Take the steps up to `end`, or until asked to stop; returns their metrics."""
         epoch, started, metrics = self.state.epoch, time.perf_counter(), []
         learner, steps = self.optimization.learner, self._batches.steps
-        self.optimization.model.train()
+        self.optimization.set_training_mode()
         for step in range(within.step, end):
             # The paper's λ is constant within an epoch.
             learner.set_progress((epoch + (step / steps if self._auto else 0)) / self._epochs)
@@ -286,7 +290,7 @@ class Trainer:
         with closing(self._loader.load(self.data.val, batches)) as pixels:
             model, settings = self.optimization.evaluated, self.config
             ahead = prefetched(pixels, self.optimization.device)
-            logits_of_batches = predict_logits(model, ahead, settings.preprocessing, autocast=settings.autocast)
+            logits_of_batches = predict_logits(model, ahead, self.data.preprocessing, autocast=settings.autocast)
             for indices, logits in zip(batches, logits_of_batches, strict=True):
                 truth = labels[indices]
                 losses = nn.functional.cross_entropy(logits, truth, reduction="none").double()
