@@ -1,15 +1,19 @@
-"""Memory of the command line on many images of many classes, and of many half steps.
+"""Memory of the command line on many images of many classes, and of many half steps; many uploads at once.
 
 `python tests/load.py` uses 50 000 images of 2 000 classes and prints a table; a shorter form is in test_load.py.
 """
 
 import gc
 import os
+import re
 import resource
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +23,7 @@ import torch
 from PIL import Image
 
 from semaug.meta.learner import LearnableAugmentation, Order
+from semaug.report.serve.app import CONNECTIONS
 from tiny import TinyNet
 
 MB = 1e6
@@ -26,6 +31,7 @@ RESIZE, CROP = 36, 32
 PER_NAME = 1_000  # bytes that an image may cost besides its pixels: its path, label and digest
 PROCESSES = 3  # that hold the names: the command and its two workers
 STREAMED = 30 * MB  # that `predict` may need more for many files than for a tenth of them
+UPLOADS = 200  # at once, all of which are answered
 GROWTH = 4 * MB  # of a process between 500 and 2000 half steps
 TRAINING = ["--model", "small", "--pretrained", "False", "--epochs", "1", "--batch-size", "64"]
 TRAINING += ["--resize", str(RESIZE), "--crop", str(CROP), "--lr", "0.01"]
@@ -145,6 +151,42 @@ def training_bound(size: Size) -> float:
     return size.images * RESIZE * RESIZE * 3 + PROCESSES * names_bound(size)
 
 
+# ------------------------------------------------------------------------------------------------------------ uploads
+
+
+def uploads(model: Path, photo: bytes, count: int) -> None:
+    """Send so many uploads to `semaug serve` at once; all that it accepts are answered, and only the rest refused."""
+    command = [sys.executable, "-m", "semaug", "serve", str(model), "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert server.stdout is not None
+    address = re.match(r"http://127\.0\.0\.1:(\d+)/", server.stdout.readline())
+    assert address is not None
+    started, connections = time.monotonic(), list[socket.socket]()
+    request = f"POST /answer HTTP/1.1\r\nhost: 127.0.0.1:{address[1]}\r\ncontent-length: {len(photo)}\r\n\r\n".encode()
+    for _ in range(count):
+        connections.append(socket.create_connection(("127.0.0.1", int(address[1])), timeout=600))
+        connections[-1].sendall(request + photo)
+    statuses = Counter(connection.recv(1 << 16).decode(errors="replace")[9:12] for connection in connections)
+    seconds, largest = time.monotonic() - started, _peak(server.pid)
+    for connection in connections:
+        connection.close()
+    server.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    server.wait(60)
+    print(
+        f"{count} uploads at once: {dict(statuses)} in {seconds:.1f} s, server {largest / MB:.0f} MB, "
+        f"ended after {time.monotonic() - asked:.1f} s",
+        flush=True,
+    )
+    assert statuses["200"] >= min(count, CONNECTIONS - 1)
+    assert statuses["200"] + statuses["503"] == count
+
+
+def _peak(pid: int) -> int:
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
 # --------------------------------------------------------------------------------------------------------- half steps
 
 
@@ -206,6 +248,9 @@ def commands(folder: Path, size: Size) -> None:
     used = {count: predict_used(folder / "isda", several[count], folder / f"{count}.csv") for count in several}
     hold(f"predict {many} instead of {tenth} files", used[many], used[tenth], STREAMED)
     assert len((folder / f"{many}.csv").read_text().splitlines()) == 1 + many
+    photo = next((images / "test").rglob("*.jpg")).read_bytes()
+    for count in (UPLOADS, CONNECTIONS + 100):
+        uploads(folder / "few-isda", photo, count)
 
 
 def hold(what: str, used: Used, base: Used, bound: float) -> None:

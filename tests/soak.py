@@ -43,14 +43,16 @@ OPTIONS = [
 FEW = ["--resize", "40", "--crop", "32", "--batch-size", "2", "--val-per-class", "2", "--cache", "None"]
 BIRDS = ["--resize", "28", "--crop", "24", "--batch-size", "25", "--val-per-class", "30"]
 STREAM = ("--images-on", "stream", "--workers", "2")
-LEARNABLE = ("--method", "learnable", "--strength", "3")  # so that few epochs train CovNet; the others have auto
+LEARNABLE = ("--method", "learnable", "--strength", "3")  # so that few epochs train CovNet
+AUTO = ("--strength", "auto")
 PIPELINED = "pipelined, Adam, EMA"
 ON_A_STREAM = "isda on a stream of shards"
 KINDS = {
     "paper's order": [*LEARNABLE],
     PIPELINED: [*LEARNABLE, "--order", "pipelined", "--meta-optimizer", "adam", "--ema", "0.9"],
-    "isda": ["--method", "isda"],
-    ON_A_STREAM: ["--method", "isda", *STREAM],
+    "isda": ["--method", "isda", *AUTO],
+    ON_A_STREAM: ["--method", "isda", *AUTO, *STREAM],
+    "learnable, automatic strength": ["--method", "learnable", *AUTO],
 }
 MOMENTS = ("any", *["in a write", "after a write", "while training"] * 3)
 WRITES = (1, 2, 3)  # checkpoints that a process may begin to write before it is killed
@@ -190,7 +192,7 @@ def _numbers(value: Any) -> int:
 
 
 def soak(folder: Path, kills: int, epochs: int = 24, seed: int = 0) -> tuple[Counter[str], int]:
-    """Kill so many times, over as many runs as it takes, and compare each; returns what was hit and the runs."""
+    """Kill so many times, over all kinds of runs, and compare each; returns what was hit and the number of runs."""
     chance, hits, rounds = random.Random(seed), Counter[str](), 0
     references: dict[str, tuple[Path, float]] = {}
     write_shards(embedded_birds(), folder / "shards", per_shard=100)
@@ -205,7 +207,7 @@ def soak(folder: Path, kills: int, epochs: int = 24, seed: int = 0) -> tuple[Cou
         reference, longest = references[kind]
         run = folder / f"run-{rounds}"
         command = on_birds(run, kind, epochs, data)
-        while hits.total() < kills:
+        while hits.total() < min(kills, kills * (rounds + 1) / len(KINDS)):
             hit = kill(command, run, chance.choice(MOMENTS), longest, chance)
             if hit is None:
                 break
@@ -286,7 +288,6 @@ def _watched(phase: Phase, folder: Path, holds: bool, command: list[str]) -> int
 
 def stops(folder: Path) -> None:
     """Ask training on the birds to end, in each phase, and print how long it took to say so and to be gone."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
     for place, (name, phase) in enumerate(PHASES.items()):
         number, run = (signal.SIGTERM, signal.SIGINT)[place % 2], folder / f"stopped-{place}"
         process = watch(on_birds(run, "paper's order", 2), phase, folder / f"watched-{place}")
@@ -304,6 +305,8 @@ def stops(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # A shell ignores it for what it runs in the background; the processes that are started here inherit this.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as name:
         soak(Path(name), int(sys.argv[1]) if len(sys.argv) > 1 else 50)
         stops(Path(name))

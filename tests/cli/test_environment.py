@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from photos import photo_folder
+from semaug import __version__
 from semaug.cli.main import main
 from semaug.cli.train import Train
 from semaug.util import distributed
@@ -74,6 +75,38 @@ def test_too_few_open_files_are_one_sentence(photos: Path) -> None:
     result = semaug("data", "check", photos, preexec_fn=limit)
     assert result.returncode == 2
     assert result.stderr == "semaug: the system refuses an operation: Too many open files\n"
+
+
+@pytest.mark.parametrize("gigabytes", [1, 2])
+def test_too_little_memory_for_pytorch_is_one_sentence(gigabytes: int) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (gigabytes * 10**9,) * 2)
+
+    result = semaug("--version", preexec_fn=limit)
+    assert (result.returncode, result.stdout) in ((2, ""), (0, f"semaug {__version__}\n"))
+    pattern = r"(semaug: PyTorch cannot be loaded \([^\n]+\); is memory limited \(ulimit -v\)\?\n)?"
+    assert re.fullmatch(pattern, result.stderr)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        ImportError("libscipy.so: failed to map segment from shared object"),
+    ],
+)
+def test_too_little_memory_for_a_command_is_one_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: Train) -> None:
+        raise error
+
+    monkeypatch.setattr(Train, "run", fail)
+    assert main(["train"]) == 2
+    assert re.fullmatch(r"semaug: there is not enough memory( on the GPU)?\n", capsys.readouterr().err)
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(photos: Path, tmp_path: Path) -> None:

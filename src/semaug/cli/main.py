@@ -16,7 +16,7 @@ from semaug import __version__
 from semaug.cli.common import Command, say, with_flags
 from semaug.cli.options import CONFIG, grouped, parse
 from semaug.util import distributed
-from semaug.util.errors import SemaugError, SettingError
+from semaug.util.errors import SemaugError, SettingError, lacks_memory
 from semaug.util.names import printable, shown
 from semaug.util.signals import Stop
 
@@ -52,8 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
         code = ended.code if isinstance(ended.code, int) else 0
     except BrokenPipeError:
         code = 1
-    except MemoryError:
-        say("semaug: there is not enough memory")
+    except (ImportError, MemoryError, RuntimeError, SystemError) as error:
+        if not lacks_memory(error):
+            raise
+        say(f"semaug: there is not enough memory{' on the GPU' if 'CUDA' in str(error) else ''}")
         code = 2
     except OSError as error:
         place = "" if error.filename is None else f" for {error.filename}"

@@ -39,7 +39,6 @@ from semaug.util.ranges import (
     Share,
     Side,
     SideOrZero,
-    Workers,
 )
 from semaug.util.untrusted import read_json, read_json_lines
 
@@ -75,8 +74,6 @@ class Settings(TypedDict, total=False):
     val_per_class: CountOrZero | None
     val_fraction: Share
     on_bad_image: Literal["stop", "skip"]
-    workers: Workers
-    cache: str | None
     augmentation: dict[str, Any]
 
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from semaug.util.errors import FileError, RunError
 from semaug.util.files import write_atomically
+from semaug.util.progress import Progress
 
 State = dict[str, Any]
 VERSION = 3
@@ -86,7 +87,7 @@ def load(path: Path, run: str | None = None) -> State | None:
             if file != path and path.exists():
                 path.replace(path.with_name(path.name + ".damaged"))
             return state
-        warnings.warn(f"semaug: the checkpoint {file} is damaged; trying the one before it", stacklevel=2)
+        Progress().say(f"the checkpoint {file} is damaged; trying the one before it")
     if files:
         raise RunError(f"no checkpoint in {path.parent} can be read; delete the folder to start again")
     return None
@@ -110,7 +111,8 @@ def _read(file: Path, run: str | None) -> State | None:
     if run is not None and header[2] != run.encode():
         raise RunError(f"{file} is a checkpoint of another run; restore that of this run, or choose another `output`")
     try:
-        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of formats that torch does not expect
+            state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception:  # zip and pickle raise many kinds; a file with code in it counts as damaged
         return None
     return state if isinstance(state, dict) else None

@@ -1,7 +1,8 @@
 """The network under training, with its optimiser, schedule, learner, gradient scaler and moving average."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -36,12 +37,14 @@ def build_network(config: TrainConfig, classes: int, device: torch.device, progr
 
     Raises:
         ModelError: There is no such network, or no composite model can be built of it.
+        SettingError: The network cannot process images of this size.
     """
     where = str(device) if not distributed.is_running() else f"{distributed.world_size()} × {device.type}"
     rate = f"{config.optimizer} at {config.lr:.3g} for {config.batch_size} images"
     progress.say(f"{config.model} by {config.method}, {counted(required(config.epochs), 'epoch')}, {rate}, on {where}")
     drop_path = required(config.drop_path)
-    model = build_model(required(config.model), classes, required(config.crop), bool(config.pretrained), drop_path)
+    with _fits_images(config, ArithmeticError, AssertionError):
+        model = build_model(required(config.model), classes, required(config.crop), bool(config.pretrained), drop_path)
     plain, composite = model, METHODS[config.method].composite
     if config.freeze != "all":
         try:
@@ -60,7 +63,22 @@ def build_network(config: TrainConfig, classes: int, device: torch.device, progr
                 raise
             loaded = load_weights(model, config.weights)  # of a P2P-Net
         progress.say(f"{config.weights}: {loaded}")
+    with _fits_images(config, ArithmeticError, AssertionError, RuntimeError, ValueError), torch.no_grad():
+        # one image, which costs less than a step; layers may leave nothing of a small one, or need another size
+        model.eval()(torch.zeros(1, 3, required(config.crop), required(config.crop), device=device))
+    model.train()
     return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
+
+
+@contextmanager
+def _fits_images(config: TrainConfig, *errors: type[Exception]) -> Iterator[None]:
+    """Turn errors of a network that cannot process images of the run's size into a SettingError."""
+    try:
+        yield
+    except errors as error:
+        reason = str(error).strip().partition("\n")[0]
+        message = f"{config.model} cannot process images of {config.crop} px ({reason}); choose another `crop`"
+        raise SettingError(message, on_all_ranks=True) from error
 
 
 def cosine_schedule(epoch: float, epochs: int, warmup_epochs: float, lr_decay: str = "step") -> float:

@@ -46,3 +46,11 @@ class MissingPackageError(SemaugError):
 
 class FileError(SemaugError):
     """A file cannot be read or written."""
+
+
+_NO_MEMORY = ("allocate memory", "out of memory", "start new thread", "failed to map segment", "without exception set")
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that the system has no more memory; libraries have no class in common for it."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY)

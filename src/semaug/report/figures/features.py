@@ -40,12 +40,8 @@ def run_images(classifier: Classifier, split: Literal["train", "evaluation"] = "
     name = "train" if split == "train" else "test" if "test" in splits else "val"
     samples = splits[name]
     if config.get("on_bad_image") == "skip":
-        cache = Path(config["cache"]).expanduser() if config.get("cache") is not None else None
-        readable, message = readable_splits(
-            {name: samples}, data.classes, classifier.preprocessing, "skip",
-            cache=cache if cache is not None and cache.is_dir() else None,  # training has listed them there
-            workers=config.get("workers", 0),
-        )  # fmt: skip
+        # without the cache that the settings name: a run of unknown origin must not choose what is read and written
+        readable, message = readable_splits({name: samples}, data.classes, classifier.preprocessing, "skip")
         samples = readable[name]
         if message is not None:
             Progress().say(message)
