@@ -4,8 +4,9 @@
 
 The network has three outputs: the species, the family to which the species belongs, and a second prediction of the
 species from a middle stage (deep supervision). The head that predicts the species is augmented:
-:class:`semaug.Composite` names it and the rest of the loss, and the meta loop differentiates the whole loss. The data
-are the embedded birds, with pairs of species as families. Takes about a minute on two CPU cores.
+:class:`semaug.Composite` names it and the rest of the loss. The network is updated with the whole loss; the meta loss
+is the cross-entropy of that head. The data are the embedded birds, with pairs of species as families. Takes about a
+minute on two CPU cores.
 """
 
 from typing import NamedTuple

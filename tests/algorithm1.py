@@ -42,7 +42,7 @@ class Literal:
     clip: float | None = None
     interval: int = 1
     rest: Callable[[Any, Tensor], Tensor] | None = None  # of the loss, from what the model puts out
-    meta_rest: bool = True  # whether the meta loss includes it; else the pass on the meta batch ends at the head
+    short: bool = True  # whether the pass on the meta batch ends at the head, whose cross-entropy is the meta loss
     buffers: Parameters = field(default_factory=dict)
     half_steps: int = 0
     previous: tuple | None = None
@@ -125,11 +125,11 @@ class Literal:
             factor = self.clip_factor(list(gradients))
             for name, gradient in zip(self.late, gradients, strict=True):
                 parameters[name] = self.sgd(name, parameters[name], factor * gradient, keep=False)
-            meta_features, meta_rest = self.forward(pseudo_net, parameters, meta_images, meta_labels)
-            if not self.meta_rest:
+            meta_features, _ = self.forward(pseudo_net, parameters, meta_images, meta_labels)
+            if self.short:
                 torch.set_rng_state(self.state_at_head)
             weight, bias = self.head_of(parameters)
-            return F.cross_entropy(meta_features @ weight.T + bias, meta_labels) + self.meta_rest * meta_rest
+            return F.cross_entropy(meta_features @ weight.T + bias, meta_labels)
 
         if self.has_meta_update(self.half_steps):
             self.meta_step(meta_loss)
@@ -162,9 +162,9 @@ class Literal:
                     moved[name] = self.sgd(name, parameters[name], factor * by_name[name], keep=False)
                 self.buffers = now
                 torch.set_rng_state(start)
-                new_features, new_rest = self.forward(new_net, moved, images, labels)
+                new_features, _ = self.forward(new_net, moved, images, labels)
                 weight, bias = self.head_of(moved)
-                return F.cross_entropy(new_features @ weight.T + bias, labels) + self.meta_rest * new_rest
+                return F.cross_entropy(new_features @ weight.T + bias, labels)
 
             self.meta_step(meta_loss)
             self.previous = None

@@ -52,7 +52,7 @@ def test_jvp_equals_double_backward(name: str) -> None:
         part = MicroBatch(images[:half], labels[:half])
         point, pseudo = learner.algorithm.pseudo_update([part])
         point = {key: parameter.requires_grad_() for key, parameter in point.items()}
-        meta_features, _ = network.forward_at(point, images[half:])
+        meta_features = network.forward_at(point, images[half:])
         loss = meta_loss(meta_features, labels[half:], *network.head_parameters(point))
         gradients = torch.autograd.grad(loss, list(point.values()))
         direction = {key: pseudo.sensitivity[key] * value for key, value in zip(point, gradients, strict=True)}

@@ -25,10 +25,9 @@ from semaug.meta.updates import HalfBatch, MetaLoss, MicroBatch, Update
 from semaug.network.network import Network
 from semaug.util import distributed
 
-__all__ = ["Executor", "MetaLossKind", "Metrics", "PseudoUpdate"]
+__all__ = ["Executor", "Metrics", "PseudoUpdate"]
 
 PseudoUpdate = Literal["global", "local"]
-MetaLossKind = Literal["whole", "head"]
 
 
 class Executor:
@@ -40,7 +39,6 @@ class Executor:
         optimizer: Optimiser of f.
         meta_optimizer: Optimiser of g; None if g has no parameters.
         engine: How the meta-gradient is computed.
-        meta_loss: ``"whole"``: L_meta includes the rest of a composite model's loss; ``"head"``: it does not.
         pseudo: ``"global"``: pseudo update and meta loss over all ranks; ``"local"``: each rank's own.
         label_smoothing: Label smoothing of L_train.
         clip_norm: Largest norm of f's gradient, or None.
@@ -57,7 +55,6 @@ class Executor:
         meta_optimizer: Optimizer | None,
         *,
         engine: Engine,
-        meta_loss: MetaLossKind,
         pseudo: PseudoUpdate,
         label_smoothing: float,
         clip_norm: float | None,
@@ -67,7 +64,7 @@ class Executor:
     ) -> None:
         self.network, self.source = network, source
         self.optimizer, self.meta_optimizer = optimizer, meta_optimizer
-        self.engine, self.whole_meta_loss, self.local = engine, meta_loss == "whole", pseudo == "local"
+        self.engine, self.local = engine, pseudo == "local"
         self.label_smoothing, self.clip_norm, self.micro_batch = label_smoothing, clip_norm, micro_batch
         self.mixed = mixed
         self.passes = Passes(network, source, mixed, check_values)
@@ -126,12 +123,11 @@ class Executor:
         return gradients, self._clip_(gradients)
 
     def meta_loss(self, batch: HalfBatch) -> MetaLoss:
-        """L_meta at the present parameters, by the pass that the real update uses too."""
+        """L_meta, the head's cross-entropy, at the present parameters, by the pass that the real update uses too."""
         late = self.late_parameters()
 
         def loss(part: MicroBatch, features: Tensor) -> Tensor:
-            of_head = meta_loss(features, part.labels, *self._head())
-            return _with_rest(part, of_head) if self.whole_meta_loss else of_head
+            return meta_loss(features, part.labels, *self._head())
 
         gradients, value = self._gradients(batch, loss, list(late.values()))
         return MetaLoss(value, dict(zip(late, gradients, strict=True)))
@@ -144,10 +140,9 @@ class Executor:
         value = torch.zeros((), device=self.network.head.weight.device)
         for part in batch:
             with self.mixed.cast():
-                labels = part.labels if self.whole_meta_loss else None
-                features, rest = self.network.forward_at(point, part.images, labels)
+                features = self.network.forward_at(point, part.images)
             loss = meta_loss(features, part.labels, *self.network.head_parameters(point))
-            loss = part.share * (1.0 if self.local else part.weight) * (loss if rest is None else loss + rest)
+            loss = part.share * (1.0 if self.local else part.weight) * loss
             total = self._add_gradients(total, loss, list(point.values()), retain=False)
             value = value + loss.detach()
         gradients = self._reduced(total or [], self.local)

@@ -13,7 +13,7 @@ from semaug.isda.sources import CovNet, Source
 from semaug.isda.strength import StrengthOption, make_strength
 from semaug.meta.algorithm import Algorithm1, JointTraining, Order
 from semaug.meta.diagnostics import Metrics
-from semaug.meta.executor import Executor, MetaLossKind, PseudoUpdate
+from semaug.meta.executor import Executor, PseudoUpdate
 from semaug.meta.gradient import Engine
 from semaug.meta.graphs import StepGraphs
 from semaug.meta.optimizers import load_optimizer_state, make_optimizer
@@ -45,8 +45,6 @@ class LearnableAugmentation:
         interval: Run the meta loop in one of N half steps, in first and second halves of batches in turn.
         order: ``"paper"``, or ``"pipelined"``, which costs less (:mod:`semaug.meta.algorithm`).
         engine: How the meta-gradient is computed: ``"jvp"`` or ``"double_backward"``. Both give the same result.
-        meta_loss: L_meta of a composite model: ``"whole"``, its whole loss, or ``"head"``, the cross-entropy of its
-            head alone, as in the paper. Other models have that loss only.
         detach_real: Stop gradients from Σ into the features in the real update. The authors' code lets them flow.
         label_smoothing: Label smoothing of the training loss, in [0, 1].
         clip_norm: Largest norm of f's gradient, in the pseudo update (over the late parameters, with a constant factor)
@@ -95,7 +93,6 @@ class LearnableAugmentation:
         interval: int = 1,
         order: Order = "paper",
         engine: Engine = "jvp",
-        meta_loss: MetaLossKind = "whole",
         detach_real: bool = False,
         label_smoothing: float = 0.0,
         clip_norm: float | None = None,
@@ -109,7 +106,6 @@ class LearnableAugmentation:
     ) -> None:
         _check_choice("order", order, Order)
         _check_choice("engine", engine, Engine)
-        _check_choice("meta_loss", meta_loss, MetaLossKind)
         _check_choice("pseudo", pseudo, PseudoUpdate)
         if pseudo == "local" and order == "pipelined":
             raise ValueError("pseudo='local' excludes order='pipelined', where the real update is the pseudo update")
@@ -138,7 +134,6 @@ class LearnableAugmentation:
             optimizer,
             self.meta_optimizer,
             engine=engine,
-            meta_loss=meta_loss,
             pseudo=pseudo,
             label_smoothing=label_smoothing,
             clip_norm=clip_norm,

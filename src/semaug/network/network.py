@@ -34,6 +34,8 @@ eighths of the blocks, rounded down, as the paper's ten of ResNet-50's sixteen."
 class Composite:
     """How to run a model with several losses, one of which belongs to the head that is augmented.
 
+    L_train is the whole loss. L_meta is the cross-entropy of that head alone, as in the paper's P2P-Net.
+
     The functions are called with a view of the model: its head is replaced by the identity, and in some passes its
     parameters have other values. They must therefore use the parameters of the model that they are called with. They
     must not change any buffers; BatchNorm's running statistics and those that `after` updates are the exceptions.
@@ -221,25 +223,21 @@ class Network:
         with restored_random_state(tape.images.device, tape.random_state):
             return self.forward(tape.images, labels)
 
-    def forward_at(
-        self, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward_at(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """A pass at other late parameters, which moves no statistics and has no graph in the early part.
+
+        Of a composite model only as much is run as the head needs.
 
         Args:
             parameters: Values of late parameters, by name; the others are the model's own.
             images: Batch (N, …).
-            labels: Labels of the batch, for the rest of a composite model's loss. Without them only as much of the pass
-                is run as the head needs.
 
         Returns:
-            Features (N, D), and the rest of a composite model's loss (None for other models or without labels).
+            Features (N, D).
         """
         view = self._view(images, tracks=False)
         with view.at(parameters), self._batch_norm(), _short_indices() if self._pools else nullcontext():
-            if labels is None:
-                return self._checked(self._run_head(view.root, images), images), None
-            return self._run(view, images, labels)
+            return self._checked(self._run_head(view.root, images), images)
 
     def replay(self, parameters: Mapping[str, Tensor], tape: Tape) -> Tensor:
         """The late part of a recorded pass again, with the same early outputs and random masks.

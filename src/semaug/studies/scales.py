@@ -161,18 +161,24 @@ def method_of(cell: Cell) -> str:
 
 def _full(cell: Cell, setup: Setup) -> TrainConfig:
     spec, imagenet = NETWORKS[cell.network], cell.dataset == "imagenet"
-    config = TrainConfig(cell.dataset, setup.data, model=spec.model, method=method_of(cell), pretrained=not imagenet)
-    if spec.composite:  # P2P-Net's release; epochs and weight decay are the defaults of its methods
+    config = TrainConfig(
+        cell.dataset,
+        setup.data,
+        model=spec.model,
+        method=method_of(cell),
+        pretrained=not imagenet,
+        recipe="p2p" if spec.composite else "fine-tune-cnn",  # the paper's, for transformers too
+    )
+    if spec.composite:  # P2P-Net's release; the recipe has its epochs, rate and weight decay
         return replace(
             config,
             resize=550,
             padding=8,
             normalize="half",
             batch_size=16,
-            lr=0.002,
             warmup_epochs=0.0,
             lr_decay="epoch",
-            augmentation=METHODS[config.method].relevant(Augmentation(strength=cell.strength)),
+            augmentation=METHODS[config.method].relevant(Augmentation(strength=cell.strength, frozen_blocks=0)),
         )
     augmentation = Augmentation(
         strength=cell.strength,

@@ -56,9 +56,6 @@ class Augmentation:
     """Order of the updates: the paper's, or the pipelined one, which costs less."""
     engine: Literal["jvp", "double_backward"] = setting("jvp", "method")
     """How the meta-gradient is computed. Both engines give the same result; jvp is faster."""
-    meta_loss: Literal["head", "whole"] = setting("head", "method")
-    """On P2P-Net: the meta loss is the cross-entropy of its final classifier (head), as in the paper, or the whole
-    loss."""
     frozen_blocks: Annotated[FrozenBlocks, Range(0, 10_000)] = setting("auto", "method")
     """Freeze the stem and the first N blocks in the pseudo update; stem freezes the stem alone, 0 nothing. auto: five
     eighths of the blocks, as the paper's ten of ResNet-50's sixteen; nothing in P2P-Net, as in the paper. The network
@@ -153,9 +150,7 @@ def _covnet(settings: Augmentation, num_classes: int, feature_dim: int) -> Sourc
 _STRENGTH = ("strength", "strength_power")
 _COVNET = (*_STRENGTH, "width", "depth", "fixed_trace", "activation", "meta_lr", "meta_optimizer", "meta_momentum",
            "detach_real")  # fmt: skip
-_META = tuple(
-    setting.name for setting in fields(Augmentation) if setting.name not in ("constant", "covariance", "meta_loss")
-)
+_META = tuple(setting.name for setting in fields(Augmentation) if setting.name not in ("constant", "covariance"))
 
 _BASE_METHODS = (
     Method("basic", "basic", "crop and flip, cross-entropy"),
@@ -187,7 +182,6 @@ def _on_p2p(base: Method) -> Method:
         summary=f"P2P-Net on the network; {base.summary}",
         composite="p2p",
         base=base.name,
-        options=(*base.options, "meta_loss") if base.learns else base.options,
         defaults={"interval": 10},
         width_divisor=2,
     )
@@ -287,7 +281,7 @@ def make_learner(
             raise ValueError("meta_momentum is for meta_optimizer sgd; adam has momentum of its own")
         own = {} if adam else {"momentum": settings.meta_momentum}
         meta_optimizer = make_optimizer(Adam if adam else SGD, groups, options.get("scaler") is None, **own)
-    passed_on = ("strength_power", "interval", "order", "engine", "meta_loss", "detach_real", "pseudo")
+    passed_on = ("strength_power", "interval", "order", "engine", "detach_real", "pseudo")
     return row.learner(
         network,
         optimizer,
