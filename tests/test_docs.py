@@ -1,11 +1,8 @@
 """The documentation: the site builds, and the commands, names, files and tables on the pages are right."""
 
-import ast
-import importlib
 import inspect
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +10,11 @@ from pathlib import Path
 import pytest
 
 import semaug
-from semaug.cli.main import main
 from semaug.training.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 STUDY = ROOT / "docs" / "learning-the-covariance.md"
-REMOVED_OPTIONS = {"--source", "--rank", "--meta-objective", "--meta-images"}  # the study's page keeps its old commands
 
 
 @pytest.fixture(scope="module")
@@ -77,59 +72,6 @@ def test_reference_lists_every_method() -> None:
     for name, method in METHODS.items():
         if method.composite is None:
             assert rows[f"`{name}`"] == method.summary
-
-
-def python_blocks(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-
-
-def test_python_code_parses_and_its_names_exist() -> None:
-    blocks = [block for page in PAGES for block in python_blocks(page)]
-    assert len(blocks) >= 5
-    for block in blocks:
-        for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "semaug":
-                assert hasattr(semaug, node.attr), node.attr
-            if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "semaug":
-                module = importlib.import_module(str(node.module))
-                assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
-
-
-def commands(page: Path) -> list[list[str]]:
-    """The words of every `semaug` command in an indented block, without the first."""
-    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
-    words = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("semaug ")]
-    return [command for command in words if command]
-
-
-@pytest.fixture
-def options(capsys: pytest.CaptureFixture[str]) -> "dict[str, set[str]]":
-    """The options in the help of every command that a page uses."""
-    known: dict[str, set[str]] = {}
-    for command in [["train"], *(command for page in PAGES for command in commands(page))]:
-        name = command_name(command)
-        if name not in known:
-            assert main([*name.split(), "--help"]) == 0
-            known[name] = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
-    return known
-
-
-def command_name(command: list[str]) -> str:
-    return " ".join(command[: 2 if command[0] == "data" else 1])
-
-
-def test_commands_and_their_options_exist(options: dict[str, set[str]]) -> None:
-    assert not REMOVED_OPTIONS & options["train"]
-    used = [(page, command) for page in PAGES for command in commands(page)]
-    assert len(used) > 30
-    for page, command in used:
-        allowed = REMOVED_OPTIONS if page == STUDY else set()
-        for word in command:
-            quoted = " " in word  # a method of `compare` with training options of its own
-            known = options["train" if quoted else command_name(command)] | allowed
-            for option in (part for part in shlex.split(word) if part.startswith("--")):
-                assert option in known, f"{page.name}: semaug {command_name(command)} has no {option}"
 
 
 def test_the_study_names_the_commit_of_its_commands() -> None:
