@@ -1,6 +1,7 @@
 """The examples run unchanged, but on less data, with the real libraries."""
 
 import importlib.util
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+import notebook
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -135,3 +138,15 @@ def test_hugging_face_trainer_resumes_exactly_from_its_own_checkpoint(
         weights.append({**trainer.model.state_dict(), **trainer.learner.source.state_dict()})
         shutil.rmtree(tmp_path / "checkpoint-4")
     torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
+def test_the_notebook_runs_from_a_folder_to_the_mistakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stored = json.loads((EXAMPLES / "own_photos.ipynb").read_text())
+    monkeypatch.chdir(tmp_path)
+    result = notebook.run(stored, EPOCHS=1, BIRDS=4, SIZE=(32, 24))
+    assert (tmp_path / "runs" / "photos" / "report.html").exists()
+
+    def kinds(of: notebook.Notebook) -> list[list[str]]:
+        return [[str(output["output_type"]) for output in cell.get("outputs", [])] for cell in of["cells"]]
+
+    assert kinds(result) == kinds(stored), "the notebook in the repository has been run"

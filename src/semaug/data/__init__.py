@@ -11,7 +11,8 @@ tables        .csv, .tsv and .parquet files
 matlab        MATLAB files
 downloads     downloads and archives
 shards        data sets in tar files
-images        preprocessing, and the cache of decoded images
+images        preprocessing, and decoding into a cache
+cache         what that cache holds, and how to empty it
 readable      which images can be read, before training
 space         free memory and disk space, before decoding
 stream        images that are decoded in every epoch

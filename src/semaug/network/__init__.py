@@ -8,6 +8,7 @@
 | `randomness` | random states, also inside a CUDA graph                                    |
 | `blocks`    | head and blocks of any model                                                |
 | `models`    | backbones by name, weights from files                                       |
+| `pretrained` | pretrained weights from the Hugging Face hub                               |
 | `batchnorm` | BatchNorm over all ranks                                                    |
 | `tangents`  | forward-mode rules                                                          |
 | `recording` | operator outputs that a tangent pass reuses                                 |

@@ -8,6 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from semaug.network.blocks import find_head
+from semaug.network.pretrained import pretrained_file
 from semaug.util.errors import ModelError, SettingError
 
 V1 = "-v1"
@@ -58,7 +59,7 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
             where the original ResNet and Keras have them, in the first 1×1 convolution rather than the 3×3.
         num_classes: Number of classes.
         crop: Side of the images in pixels, which some transformers need in advance.
-        pretrained: Whether to download the library's default weights.
+        pretrained: Whether to start from timm's default weights for the network, see :mod:`semaug.network.pretrained`.
         drop_path: Rate of drop path (stochastic depth) in the last block.
 
     Returns:
@@ -68,20 +69,49 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
         SettingError: The name is unknown, or the model has no pretrained weights or no drop path.
         ModelError: The pretrained weights cannot be downloaded.
     """
+    file = pretrained_weights(name) if pretrained else None
     without = f"{name} has no drop path; set `drop_path` to 0"
     if drop_path and (name == "small" or name.endswith(V1)):
         raise SettingError(without)
     if name == "small":
-        if pretrained:
-            raise SettingError("the model 'small' has no pretrained weights; leave out `pretrained`")
         return SmallNet(num_classes)
     if name.endswith(V1):
-        if pretrained:
-            raise SettingError(
-                f"the libraries have no weights for the model {name!r}; give a file as `weights`, or train from "
-                "scratch without `pretrained`"
-            )
         return _with_first_strides(build_model(name.removesuffix(V1), num_classes, crop), name)
+    library, short = _library(name)
+    try:
+        if library == "timm":
+            return _build_timm(short, num_classes, crop, file, **({"drop_path_rate": drop_path} if drop_path else {}))
+        options = {"stochastic_depth_prob": drop_path} if drop_path else {}
+        return _build_torchvision(short, num_classes, crop, **options)
+    except TypeError as error:
+        if drop_path:
+            raise SettingError(without) from error
+        raise
+
+
+def pretrained_weights(name: str) -> Path:
+    """Find the file of a network's pretrained weights, or download it.
+
+    Args:
+        name: As in :func:`build_model`.
+
+    Raises:
+        SettingError: The name is unknown, or the network has no pretrained weights as a safetensors file.
+        ModelError: The file is not in the cache and cannot be downloaded.
+    """
+    if name == "small":
+        raise SettingError("the model 'small' has no pretrained weights; leave out `pretrained`")
+    if name.endswith(V1):
+        raise SettingError(
+            f"the libraries have no weights for the model {name!r}; give a file as `weights`, or train from scratch "
+            "without `pretrained`"
+        )
+    library, short = _library(name)
+    return pretrained_file(short if library == "timm" else name)
+
+
+def _library(name: str) -> tuple[str, str]:
+    """The library that has a network, and the name that it has there."""
     library, _, short = name.rpartition("/")
     if library not in ("", "timm", "torchvision"):
         raise SettingError(f"unknown model {name!r}: write a timm name, or torchvision/NAME")
@@ -89,31 +119,21 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
     import torchvision
 
     in_torchvision = torchvision.models.list_models(module=torchvision.models)
-    try:
-        if library != "torchvision" and timm.is_model(short):
-            options = {"drop_path_rate": drop_path} if drop_path else {}
-            return _build_timm(short, num_classes, crop, pretrained, **options)
-        if library != "timm" and short in in_torchvision:
-            options = {"stochastic_depth_prob": drop_path} if drop_path else {}
-            return _build_torchvision(short, num_classes, crop, pretrained, **options)
-    except TypeError as error:
-        if drop_path:
-            raise SettingError(without) from error
-        raise
-    except OSError as error:
-        raise ModelError(
-            f"the pretrained weights of {name} could not be downloaded ({type(error).__name__}); "
-            "give a file as `weights`, or train from scratch without `pretrained`"
-        ) from error
+    if library != "torchvision" and timm.is_model(short):
+        return "timm", short
+    if library != "timm" and short in in_torchvision:
+        return "torchvision", short
     similar = difflib.get_close_matches(short, sorted({*timm.list_models(), *in_torchvision}), n=3)
     hint = f"did you mean {', '.join(similar)}?" if similar else "timm.list_models() shows the names"
     raise SettingError(f"unknown model {name!r}; {hint}")
 
 
-def _build_timm(name: str, num_classes: int, crop: int, pretrained: bool, **options: Any) -> nn.Module:
+def _build_timm(name: str, num_classes: int, crop: int, weights: Path | None, **options: Any) -> nn.Module:
     import timm
 
-    options |= {"pretrained": pretrained, "num_classes": num_classes}
+    options["num_classes"] = num_classes
+    if weights is not None:
+        options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": str(weights), "custom_load": False}}
     try:  # only networks for one size of image have the option `img_size`
         model: nn.Module = timm.create_model(name, img_size=crop, **options)
     except TypeError:
@@ -121,11 +141,11 @@ def _build_timm(name: str, num_classes: int, crop: int, pretrained: bool, **opti
     return model
 
 
-def _build_torchvision(name: str, num_classes: int, crop: int, pretrained: bool, **options: Any) -> nn.Module:
+def _build_torchvision(name: str, num_classes: int, crop: int, **options: Any) -> nn.Module:
     import torchvision
 
-    options |= {"image_size": crop} if name.startswith("vit_") and not pretrained else {}
-    model: nn.Module = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None, **options)
+    options |= {"image_size": crop} if name.startswith("vit_") else {}
+    model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
     head_name, head = find_head(model)
     inputs = head.weight.shape[1]
     new_head = nn.Linear(inputs, num_classes) if isinstance(head, nn.Linear) else nn.Conv2d(inputs, num_classes, 1)

@@ -1,12 +1,14 @@
 """The images of a training run: read the data set, check it, and decode what training needs."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from semaug.data.images import Preprocessing, decoded
+from semaug.data.cache import note_use
+from semaug.data.images import Preprocessing, cache_file, decoded
 from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import DataSet, Samples
@@ -82,6 +84,9 @@ def load_run_data(
             return splits[split]
         with progress.task(f"decoding {split}", len(splits[split])) as advance:
             pixels = decoded(splits[split], preprocessing, cache, config.workers, advance)
+        if cache is not None:
+            place = os.path.abspath(config.data) if os.path.exists(config.data) else dataset.name
+            note_use(cache_file(splits[split], preprocessing, cache), f"{place}, {split}")
         return placed(pixels, config, device)
 
     return RunData(dataset.classes, splits, decode("train"), decode("val"), preprocessing)

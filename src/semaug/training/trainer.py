@@ -18,6 +18,7 @@ from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import evaluate
 from semaug.inference.loop import predict_logits
 from semaug.inference.pictures import sample_pictures
+from semaug.network.models import pretrained_weights
 from semaug.training import checkpoints
 from semaug.training.batches import Batches, PixelLoader, prefetched
 from semaug.training.checks import NOT_FINITE, FiniteCheck, breakdown, covnet_warning
@@ -84,6 +85,8 @@ def _run(config: TrainConfig, device: torch.device, verbose: bool) -> Path:
             if not config.keep_checkpoints:
                 run.delete_checkpoints()  # if the process was killed before it had done so
             return run.folder
+        if config.pretrained:  # before images are decoded, which may take long
+            distributed.raise_on_all_ranks(lambda: pretrained_weights(required(config.model)))
         listing = run.folder / "bad_images.json" if run.writes else None
         dataset = distributed.raise_on_all_ranks(lambda: read_run_data(config, progress))
         run.identify(config, dataset)

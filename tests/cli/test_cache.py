@@ -1,0 +1,39 @@
+"""`semaug cache`: what training has decoded, for which data, and how to delete it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from commands import OPTIONS
+from photos import photo_folder
+from semaug.cli.main import main
+
+
+def test_the_cache_is_listed_and_cleared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos, cache = photo_folder(tmp_path / "photos", species=2, train=4, test=1), tmp_path / "cache"
+    assert main(["cache", "--folder", str(cache)]) == 0
+    assert capsys.readouterr().out == f"{cache}: 0 splits of data sets, 0.0 MB\n"
+    command = ["train", "--data", str(photos), *OPTIONS, "--epochs", "1", "--output", str(tmp_path / "run")]
+    assert main([*command, "--cache", str(cache)]) == 0
+    capsys.readouterr()
+
+    def listed(*options: str) -> list[str]:
+        assert main(["cache", "--folder", str(cache), *options]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    *lines, total = listed()
+    assert {line.rpartition("  ")[2] for line in lines} >= {f"{photos}, train", f"{photos}, val"}
+    assert all(line.strip().startswith("0.0 MB  last used 20") for line in lines)
+    assert total.startswith(f"{cache}: ")
+    for file in cache.iterdir():
+        os.utime(file, (0, 0))
+    assert all("19" in line for line in listed()[:-1])
+    kept = next(cache.glob("*.npy"))
+    os.utime(kept)
+    assert "were deleted" in listed("--clear", "--unused-days", "1")[-1]
+    assert list(cache.glob("*.npy")) == [kept]
+    assert listed("--clear")[-1].endswith("were deleted")
+    assert not [file for file in cache.iterdir() if file.suffix != ".lock"]
+    assert main(["cache", "--unused-days", "-1"]) == 2
+    assert "--unused-days must be at least 0" in capsys.readouterr().err
