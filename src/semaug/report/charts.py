@@ -185,6 +185,37 @@ def _shortened(name: str, length: int) -> str:
 
 
 @style()
+def reliability(titles: Sequence[str], bins: Sequence[Sequence[tuple[int, float, float]]]) -> "Figure":
+    """Draw reliability diagrams: the accuracy of the answers in each bin of confidence.
+
+    Args:
+        titles: A title for each panel.
+        bins: For each panel the bins: number of answers, their mean confidence and their accuracy.
+
+    Returns:
+        The figure. The area of a dot is in proportion to the number of answers; calibrated ones are on the diagonal.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    figure, axes = panels(len(titles), 3, (2.3, 2.3), (0.6, 0.2, 0.35, 0.5))
+    for own, title, cells in zip(axes, titles, bins, strict=True):
+        total = sum(count for count, _, _ in cells) or 1
+        filled = [cell for cell in cells if cell[0]]
+        own.plot([0, 1], [0, 1], color=SOFT, lw=1, ls=":")
+        own.vlines(
+            [x for _, x, _ in filled], [x for _, x, _ in filled], [y for _, _, y in filled], color=COLOURS[1], lw=2
+        )
+        areas = [12 + 500 * count / total for count, _, _ in filled]
+        own.scatter([x for _, x, _ in filled], [y for _, _, y in filled], areas, color=COLOURS[0], alpha=0.85, lw=0)
+        own.set(xlim=(-0.02, 1.04), ylim=(-0.02, 1.04), title=title)
+        own.set_xlabel("confidence", loc="right")
+        own.set_ylabel("accuracy", loc="top")
+        for axis in (own.xaxis, own.yaxis):
+            axis.set_major_formatter(PercentFormatter(1))
+    return figure
+
+
+@style()
 def rows(
     names: Sequence[str],
     series: Sequence[Series],

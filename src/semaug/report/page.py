@@ -56,6 +56,7 @@ def render(runs: Sequence[ReportedRun]) -> str:
         augmentation=line_charts(metric_charts(augmenting, AUGMENTATION)),
         bars=_class_bars([run for run in runs if run.class_accuracy()]),
         matrices=[(run, matrix) for run in runs if (matrix := _confusion_matrix(run))],
+        calibrated=[(run, svg) for run in runs if (svg := _reliability(run))],
         pictures=[_pictures(run) for run in runs if run.samples],
         destruction=destruction,
         fragments=destruction["html"] if destruction else "",
@@ -94,6 +95,15 @@ def _confusion_matrix(run: ReportedRun) -> Any:
     if not entries:
         return None
     return chart(charts.confusion_matrix(names, entries), f"Confusion matrix of {run.label}")
+
+
+def _reliability(run: ReportedRun) -> Any:
+    """The reliability diagrams of a calibrated run: before, and with the temperature."""
+    if run.calibration is None or "before" not in run.calibration or "after" not in run.calibration:
+        return None
+    titles, both = ("before", "calibrated"), (run.calibration["before"], run.calibration["after"])
+    drawn = charts.reliability(titles, [part["bins"] for part in both])
+    return chart(drawn, f"Accuracy by confidence of {run.label}, before and after calibration")
 
 
 def _pictures(run: ReportedRun) -> dict[str, Any]:
