@@ -185,33 +185,28 @@ def _shortened(name: str, length: int) -> str:
 
 
 @style()
-def reliability(titles: Sequence[str], bins: Sequence[Sequence[tuple[int, float, float]]]) -> "Figure":
-    """Draw reliability diagrams: the accuracy of the answers in each bin of confidence.
+def reliability(bins: Sequence[tuple[int, float, float]]) -> "Figure":
+    """Draw a reliability diagram: the accuracy of the answers in each bin of confidence.
 
     Args:
-        titles: A title for each panel.
-        bins: For each panel the bins: number of answers, their mean confidence and their accuracy.
+        bins: Number of answers, their mean confidence and their accuracy.
 
     Returns:
         The figure. The area of a dot is in proportion to the number of answers; calibrated ones are on the diagonal.
     """
-    from matplotlib.ticker import PercentFormatter
+    from matplotlib.ticker import FuncFormatter
 
-    figure, axes = panels(len(titles), 3, (2.3, 2.3), (0.6, 0.2, 0.35, 0.5))
-    for own, title, cells in zip(axes, titles, bins, strict=True):
-        total = sum(count for count, _, _ in cells) or 1
-        filled = [cell for cell in cells if cell[0]]
-        own.plot([0, 1], [0, 1], color=SOFT, lw=1, ls=":")
-        own.vlines(
-            [x for _, x, _ in filled], [x for _, x, _ in filled], [y for _, _, y in filled], color=COLOURS[1], lw=2
-        )
-        areas = [12 + 500 * count / total for count, _, _ in filled]
-        own.scatter([x for _, x, _ in filled], [y for _, _, y in filled], areas, color=COLOURS[0], alpha=0.85, lw=0)
-        own.set(xlim=(-0.02, 1.04), ylim=(-0.02, 1.04), title=title)
-        own.set_xlabel("confidence", loc="right")
-        own.set_ylabel("accuracy", loc="top")
-        for axis in (own.xaxis, own.yaxis):
-            axis.set_major_formatter(PercentFormatter(1))
+    figure, [axes] = panels(1, 1, (2.6, 2.2), (0.6, 0.2, 0.1, 0.5))
+    total = sum(count for count, _, _ in bins)
+    counts, confidence, accuracy = zip(*(cell for cell in bins if cell[0]), strict=True) if total else ((), (), ())
+    axes.plot([0, 1], [0, 1], color=SOFT, lw=1, ls=":")
+    axes.vlines(confidence, confidence, accuracy, color=COLOURS[1], lw=1)
+    axes.scatter(confidence, accuracy, [8 + 300 * count / total for count in counts], color=COLOURS[0], lw=0, zorder=3)
+    axes.set(xlim=(-0.03, 1.05), ylim=(-0.03, 1.05))
+    axes.set_xlabel("confidence", loc="right")
+    axes.set_ylabel("accuracy", loc="top")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
     return figure
 
 
