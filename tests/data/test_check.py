@@ -56,7 +56,8 @@ def test_every_problem_is_reported(tmp_path, workers):
     assert report.missing_classes == {"test": ("jay", "rook", "tiny")}
     assert report.tiny_classes == {"tiny": 1}
     problems = report.problems
-    assert len(problems) == 6
+    assert len(problems) == 6 + 1
+    assert problems[6].startswith("The classes have 1 to 10 training images: train with a square-root sampler")
     assert problems[0].startswith("1 image is in more than one split")
     assert problems[1].startswith("3 images are unreadable: train: train/rook/")
     assert "train: train/jay/2.jpg (jay) = train: train/rook/really a jay.jpg (rook)" in problems[2]

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
+from sklearn.metrics import precision_recall_fscore_support
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -43,7 +44,11 @@ def naive_scores(probabilities, labels):
         np.mean([orders[i][0] == c for i in range(count) if labels[i] == c]) if c in present else None
         for c in range(classes)
     ]
+    answers = [order[0] for order in orders]
+    averages = precision_recall_fscore_support(labels, answers, labels=present, average="macro", zero_division=0)
     return {
+        "macro_precision": averages[0],
+        "macro_f1": averages[2],
         "top1": np.mean([order[0] == label for order, label in zip(orders, labels, strict=True)]),
         "top5": np.mean([label in order[:5] for order, label in zip(orders, labels, strict=True)]),
         "mean_class_accuracy": np.mean([class_accuracy[c] for c in present]),
@@ -90,6 +95,23 @@ def check_against_naive(probabilities, labels):
 
 
 # ---------------------------------------------------------------------------------------------------------- scores
+
+
+def test_intervals_are_those_of_resampled_images():
+    random = np.random.default_rng(0)
+    labels = np.sort(random.integers(4, size=60) ** 2 % 5)  # classes of different sizes
+    probabilities = random.dirichlet(np.full(5, 0.4), size=60) + 0.4 * np.eye(5)[labels]
+    scores = score(torch.tensor(probabilities / 1.4, dtype=torch.float32), torch.tensor(labels))
+    right = probabilities.argmax(1) == labels
+
+    def mean_of_classes(rows):
+        return np.mean([right[rows][labels[rows] == c].mean() for c in np.unique(labels[rows])])
+
+    drawn = [random.integers(60, size=60) for _ in range(4000)]
+    for name, function in (("top1", lambda rows: right[rows].mean()), ("mean_class_accuracy", mean_of_classes)):
+        expected = np.percentile([function(rows) for rows in drawn], (2.5, 97.5))
+        np.testing.assert_allclose(scores.intervals[name], expected, atol=0.025)
+    assert scores.intervals["top5"] == (1.0, 1.0)
 
 
 @given(predictions())
@@ -309,8 +331,9 @@ def test_json_has_plain_types_and_the_whole_confusion_matrix(classifier):
     assert content["count"] == 3
     assert content["top1"] == pytest.approx(2 / 3)
     assert content["confusion"] == [[0, 0, 1], [1, 0, 1], [1, 1, 1]]
-    assert content["classes"][1] == {"name": "green", "images": 2, "accuracy": 0.5}
-    assert content["classes"][2]["accuracy"] is None
+    assert content["classes"][1] == {"name": "green", "images": 2, "accuracy": 0.5, "precision": 1.0, "f1": 2 / 3}
+    assert content["classes"][2] == {"name": CLASSES[2], "images": 0, "accuracy": None, "precision": None, "f1": None}
+    assert content["top_k"][1:] == [1.0, 1.0]
     assert content["most_confused"] == [{"true": "green", "predicted": "red", "count": 1, "share": 0.5}]
     assert content["worst_mistakes"][0]["name"] == "colour 1"
 
@@ -323,6 +346,7 @@ def test_the_tables_show_class_names_without_markup(classifier):
     assert "50.00%" in text
     assert "top-3 accuracy" in text
     assert text.count("[bold]blue[/bold]") == 2
+    assert "1 class has no images: 'green'" in text
 
 
 def test_without_mistakes_there_is_no_table_of_confused_classes(classifier):

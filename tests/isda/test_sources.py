@@ -56,8 +56,10 @@ def estimate(features, labels, form, sizes):
 
 def assert_equal_to_numpy(source, features, labels):
     expected = by_numpy(features, labels, source.form, source.num_classes)
+    counts = np.bincount(labels.numpy(), minlength=source.num_classes)
+    expected[counts < 2] = np.average(expected, axis=0, weights=counts)
     np.testing.assert_allclose(source.covariance().numpy(), expected, rtol=1e-11, atol=1e-11)
-    np.testing.assert_array_equal(source.count.numpy(), np.bincount(labels.numpy(), minlength=source.num_classes))
+    np.testing.assert_array_equal(source.count.numpy(), counts)
     for label in labels.unique():
         np.testing.assert_allclose(source.mean[label].numpy(), features[labels == label].numpy().mean(0), atol=1e-11)
 
@@ -72,13 +74,28 @@ def test_class_covariance_equals_numpy_under_any_batching(form, seed, d, sizes):
 
 
 @forms
-def test_a_class_seen_once_or_never_has_covariance_zero(form):
-    source = ClassCovariance(3, 2, form)
-    source.update(torch.randn(5, 2), torch.tensor([0, 0, 0, 0, 1]))
-    covariance = source.covariance()
-    assert (covariance[1:] == 0).all()
-    assert (covariance[0] != 0).all()
+def test_a_class_seen_once_or_never_has_the_pooled_covariance(form):
+    source, pooled = (ClassCovariance(3, 2, form, sharing) for sharing in ("classwise", "pooled"))
+    features, labels = torch.randn(5, 2), torch.tensor([0, 0, 0, 0, 1])
+    for each in (source, pooled):
+        each.update(features, labels)
+    torch.testing.assert_close(source.covariance()[1:], pooled.covariance()[1:], rtol=0, atol=0)
+    assert not torch.allclose(source.covariance()[0], pooled.covariance()[0])
     assert source.count.tolist() == [4, 1, 0]
+
+
+@forms
+def test_a_class_of_one_image_has_the_pooled_covariance_in_every_epoch(form):
+    source, without = ClassCovariance(3, 2, form).double(), ClassCovariance(3, 2, form, "pooled").double()
+    source.set_class_images([4, 1, 3])
+    labels = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2])
+    for epoch in range(3):
+        features = torch.randn(8, 2, dtype=torch.float64) + epoch
+        source.update(features, labels)
+        without.update(features[labels != 1], labels[labels != 1])
+    assert source.count.tolist() == [12, 1, 9]
+    assert (source.deviation[1] == 0).all()
+    torch.testing.assert_close(source.covariance()[1], without.covariance()[1] * 21 / 22)
 
 
 @forms

@@ -180,6 +180,47 @@ def test_the_meta_loop_follows_adamw_with_layer_decay(order: Any) -> None:
 
 
 @pytest.mark.parametrize("order", ["paper", "pipelined"])
+def test_class_weights_multiply_both_losses(order: str) -> None:
+    """Twice the losses and half the learning rates are the same steps; with other weights both engines agree."""
+
+    def trained(weights: list[float], factor: float = 1.0, engine: str = "jvp") -> list[dict[str, Tensor]]:
+        torch.manual_seed(0)
+        learner, _ = pair(0, order, {}, engine=engine, class_weights=torch.tensor(weights))
+        assert learner.meta_optimizer is not None
+        for optimizer in (learner.optimizer, learner.meta_optimizer):
+            optimizer.param_groups[0]["lr"] *= factor
+        for images, labels in batches(3):
+            learner.step(images, labels)
+        return [learner.network.model.state_dict(), learner.source.state_dict()]
+
+    close = {"rtol": 1e-9, "atol": 1e-11}
+    torch.testing.assert_close(trained([2.0] * 4, 0.5), trained([1.0] * 4), **close)
+    uneven = [0.5, 3.0, 0.0, 2.0]
+    torch.testing.assert_close(trained(uneven), trained(uneven, engine="double_backward"), **close)
+    assert not torch.allclose(trained(uneven)[0]["fc.weight"], trained([1.0] * 4)[0]["fc.weight"])
+
+
+def test_a_step_with_class_weights_follows_the_weighted_cross_entropy() -> None:
+    model = TinyNet().double()
+    expected, weights = copy.deepcopy(model), torch.tensor([0.5, 3.0, 0.0, 2.0], dtype=torch.float64)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, expected)]
+    options: dict[str, Any] = {"strength": 0.0, "class_weights": weights}
+    learner = semaug.LearnableAugmentation(model, optimizers[0], semaug.Constant(0.0), **options)
+    [(images, labels)] = batches(1)
+    torch.manual_seed(3)
+    learner.step(images, labels)
+    torch.manual_seed(3)
+    for half, half_labels in zip(images.chunk(2), labels.chunk(2), strict=True):
+        losses = nn.functional.cross_entropy(expected(half), half_labels, reduction="none")
+        optimizers[1].zero_grad()
+        (weights[half_labels] * losses).mean().backward()
+        optimizers[1].step()
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-9, atol=1e-11)
+    with pytest.raises(ValueError, match="need 4 class_weights"):
+        semaug.LearnableAugmentation(model, optimizers[0], class_weights=torch.ones(5))
+
+
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
 @pytest.mark.parametrize("interval", [1, 2, 3, 4, 9, 10, 100])
 def test_both_halves_of_batches_train_covnet_in_turn(order: str, interval: int) -> None:
     """In one of `interval` half steps on average, and with few kinds of steps, each of which needs a CUDA graph."""

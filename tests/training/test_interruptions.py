@@ -42,7 +42,7 @@ KINDS: list[Options] = [
     {"method": "manifold-mixup"},
     {"crop_scale": 0.2, "freeze": 1},
     {"model": "test_vit", "recipe": "fine-tune-vit", "lr": 1e-3},
-    {"method": "isda", "freeze": "all"},
+    {"method": "isda", "freeze": "all", "sampler": "balanced", "class_weights": "square-root"},
 ]
 STEPS = 3  # of an epoch
 

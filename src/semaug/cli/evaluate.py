@@ -1,4 +1,4 @@
-"""`semaug evaluate`: measure a trained model."""
+"""`semaug evaluate`: measure a trained model, or several together."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,17 +8,18 @@ import tyro
 from rich.console import Console
 
 from semaug.cli.common import Command, choose_device, say
-from semaug.util.errors import DataError
+from semaug.util.errors import DataError, RunError, SettingError
 from semaug.util.names import printable
 from semaug.util.ranges import setting
 
 
 @dataclass(frozen=True)
 class Evaluate(Command):
-    """Measure a trained model on a split of a data set: accuracy, calibration, and confused classes."""
+    """Measure a trained model on a split of a data set: accuracy, precision, calibration, and confused classes."""
 
-    model: Annotated[Path, tyro.conf.Positional]
-    """A run directory, an exported folder, or an ONNX file with the files beside it."""
+    models: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """A run directory, an exported folder, or an ONNX file with the files beside it. Of several, with the same classes,
+    the probabilities are averaged."""
     data: str | None = setting(None, "main")
     """Name of a data set, or path. Default: the data that the model was trained on."""
     data_root: Path | None = setting(None, "data")
@@ -26,6 +27,12 @@ class Evaluate(Command):
     split: Literal["train", "val", "test"] | None = setting(None, "main")
     """The split to measure. Default: "test" if there is one; otherwise "val", the images held out in training, or, of
     other data than the model was trained on, all images of a folder without splits."""
+    calibrate: bool = setting(False, "main")
+    """Before measuring, fit a temperature on the validation images, such that probabilities say how often an answer is
+    right. It is kept with the run, and used by evaluate, predict, export and serve."""
+    tta: Literal["flip", "multi-crop"] | None = setting(None, "main")
+    """Test-time augmentation: average over the image and its mirror image (flip), or over the centre, the corners and
+    their mirror images (multi-crop, ten times the work). Default: the centre alone."""
     json: Path | None = setting(None, "output")
     """Write all numbers to this file too. Default: no file."""
     device: str | None = setting(None, "hardware")
@@ -39,36 +46,60 @@ class Evaluate(Command):
     def run(self) -> None:
         from semaug.data.readable import readable_splits
         from semaug.data.readers import read_data, refuse_ambiguity
+        from semaug.data.samples import Samples
         from semaug.inference.classifier import open_classifier
+        from semaug.inference.ensemble import ensemble
         from semaug.inference.evaluation import evaluate
-        from semaug.inference.runs import read_run_dataset, splits_of_run
+        from semaug.inference.runs import read_run_dataset, shared_splits
         from semaug.util.files import write_json
         from semaug.util.progress import Progress
 
+        if not self.models:
+            raise SettingError("name a run directory, an exported folder or an ONNX file")
+        if self.calibrate and (len(self.models) > 1 or self.data is not None or self.tta is not None):
+            raise SettingError("`calibrate` is for one run on its own data; leave out other models, `data` and `tta`")
         if self.data is not None:
             refuse_ambiguity(self.data, self.data_root)
-        classifier = open_classifier(self.model, choose_device(self.device))
-        config = classifier.config
+        members = [open_classifier(path, choose_device(self.device)) for path in self.models]
+        classifier = ensemble(members)
+        config, models = classifier.config, ", ".join(map(str, self.models))
         own = self.data is None
         if self.data is None:
             data = read_run_dataset(classifier.folder, config, self.data_root)
         else:
             root = config.get("data_root")
             data = read_data(self.data, self.data_root or (None if root is None else Path(root)))
-        splits = splits_of_run(classifier.folder, config, data) if own else data.splits
+        splits = shared_splits([(each.folder, each.config) for each in members], data) if own else data.splits
         split: str = self.split or ("test" if "test" in splits else "val" if own else next(iter(splits)))
         if split not in splits:
             raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(splits)}")
-        if (self.on_bad_image or config.get("on_bad_image")) == "skip":
-            chosen = {split: splits[split]}
-            splits, message = readable_splits(chosen, data.classes, classifier.preprocessing, "skip")
+
+        def readable(split: str) -> Samples:
+            if (self.on_bad_image or config.get("on_bad_image")) != "skip":
+                return splits[split]
+            chosen, message = readable_splits({split: splits[split]}, data.classes, classifier.preprocessing, "skip")
             if message is not None:
                 say(message)
-        samples = splits[split]
+            return chosen[split]
+
+        if self.calibrate:
+            from semaug.inference.calibration import calibrate
+            from semaug.report import write_report
+
+            if config.get("select", "val") != "val":
+                raise RunError(f"{models} held out no validation images to calibrate with; its `select` is not val")
+            with Progress().task("calibrating on val", len(splits["val"])) as advance:
+                fitted = calibrate(classifier, readable("val"), self.batch_size, advance, data_classes=data.classes)
+            write_report([self.models[0]], self.models[0] / "report.html")
+            before, after = fitted["before"], fitted["after"]
+            say(f"temperature {fitted['temperature']:.3f}: on {fitted['images']} validation images the cross-entropy "
+                f"goes from {before['cross_entropy']:.4f} to {after['cross_entropy']:.4f}, the calibration error from "
+                f"{before['calibration_error']:.4f} to {after['calibration_error']:.4f}")  # fmt: skip
+        samples, classifier.tta = readable(split), self.tta
         with Progress().task(f"evaluating on {split}", len(samples)) as advance:
             result = evaluate(classifier, samples, self.batch_size, advance, data_classes=data.classes)
         if self.json is not None:
             write_json(self.json, {"data": data.name, "split": split, **result.to_json()})
         console = Console(highlight=False)
-        console.print(printable(f"{self.model} on {data.name}, {split}"), markup=False)
+        console.print(printable(f"{models} on {data.name}, {split}"), markup=False)
         console.print(result.table())

@@ -22,7 +22,7 @@ from semaug.util.signals import Stop
 
 MIN_COLUMNS = 40
 COMMANDS = (
-    "demo", "data", "train", "compare", "evaluate", "predict", "export", "serve", "report", "figures", "bench",
+    "demo", "data", "train", "compare", "evaluate", "predict", "export", "serve", "soup", "report", "figures", "bench",
     "reproduce", "cache", "weights", "completion",
 )  # fmt: skip
 """Names of the commands, in the order of the help. Command NAME is the class Name of the module semaug.cli.NAME."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from semaug.cli.common import Command, choose_device, say
-from semaug.util.errors import SettingError
+from semaug.util.errors import RunError, SettingError
 from semaug.util.names import counted
 from semaug.util.ranges import setting
 
@@ -27,6 +27,13 @@ class Predict(Command):
     object per line, with unchanged names."""
     top_k: int = setting(5, "main")
     """Number of classes to list for each image."""
+    reject: float | None = setting(None, "main")
+    """Accept only answers that are sure enough: on the validation images, at most this share of the accepted answers
+    was wrong (0.05, for example). The column "accepted" says which. Needs a run of semaug evaluate
+    --calibrate. Default: every answer."""
+    tta: Literal["flip", "multi-crop"] | None = setting(None, "main")
+    """Test-time augmentation: average over the image and its mirror image (flip), or over the centre, the corners and
+    their mirror images (multi-crop, ten times the work). Default: the centre alone."""
     device: str | None = setting(None, "hardware")
     """Where to compute. Default: cuda if available, else cpu."""
     batch_size: int = setting(64, "hardware")
@@ -35,11 +42,25 @@ class Predict(Command):
     def run(self) -> None:
         from semaug.inference.classifier import open_classifier
         from semaug.inference.prediction import expand, predict, write
+        from semaug.inference.runs import read_calibration
 
         if not self.images:
             raise SettingError('name image files, folders or patterns, or "-" for a list on standard input')
         classifier = open_classifier(self.model, choose_device(self.device))
-        predictions = predict(classifier, expand(self.images), self.top_k, self.batch_size)
+        classifier.tta, threshold = self.tta, None
+        if self.reject is not None:
+            from semaug.inference.calibration import choose_threshold
+
+            if self.tta is not None:
+                raise SettingError("`reject` rests on answers without `tta`; leave out one of them")
+            calibration = None if classifier.folder is None else read_calibration(classifier.folder)
+            if calibration is None:
+                raise RunError(f"{self.model} is not calibrated; run semaug evaluate RUN --calibrate first")
+            chosen = choose_threshold(calibration, self.reject)
+            say(str(chosen))
+            threshold = chosen.threshold
+        predictions = predict(classifier, expand(self.images), self.top_k, self.batch_size, threshold=threshold)
         summary = write(predictions, None if self.output == Path("-") else self.output, self.format)
         failed = f", {summary.failed} could not be read" if summary.failed else ""
-        say(f"{counted(summary.count, 'image')}{failed}, {summary.rate:.0f} images/s")
+        accepted = "" if threshold is None else f", {summary.accepted} answers accepted"
+        say(f"{counted(summary.count, 'image')}{failed}{accepted}, {summary.rate:.0f} images/s")

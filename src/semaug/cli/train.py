@@ -85,6 +85,7 @@ def _rehearse(config: TrainConfig) -> None:
     from semaug.data.readers import read_data, training_splits
     from semaug.data.space import check_free_space
     from semaug.training.optimization import Optimization, build_network
+    from semaug.training.run_data import class_images
     from semaug.util.names import counted
     from semaug.util.progress import Progress
 
@@ -98,7 +99,7 @@ def _rehearse(config: TrainConfig) -> None:
     if hint is not None:
         progress.say(hint)
     model = build_network(replace(config, pretrained=False), len(data.classes), device, progress)
-    Optimization(model, config, device)
+    Optimization(model, config, device, class_images(splits["train"], len(data.classes)))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     images = ", ".join(f"{len(samples)} {name}" for name, samples in splits.items())
     start = "ImageNet weights" if config.pretrained else str(config.weights or "random weights")

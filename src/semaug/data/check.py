@@ -17,6 +17,8 @@ from semaug.util.progress import ProgressCallback
 
 TINY_CLASS = 5
 """A class with fewer training images is reported."""
+UNEVEN = 10
+"""A largest class with so many times the training images of the smallest one is reported."""
 NAMED = 3
 """Number of examples in the sentence about a problem."""
 
@@ -103,6 +105,12 @@ class Report:
         few = f"fewer than {TINY_CLASS} training images"
         sizes = [f"{printable(name)} ({count})" for name, count in self.tiny_classes.items()]
         report(sizes, "class", few, str, "has have")
+        training = self.splits["train"].per_class if "train" in self.splits else None
+        if training is not None and training.maximum >= UNEVEN * training.minimum:
+            problems.append(
+                f"The classes have {training.minimum:.0f} to {training.maximum:.0f} training images: train with a "
+                "square-root sampler or class weights, and select by the mean of classes."
+            )
         if self.ignored:
             problems.append(f"{ignored_files(self.ignored)}.")
         return problems

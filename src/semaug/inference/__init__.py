@@ -5,6 +5,9 @@ runs        the files of a run directory: settings and metrics
 classifier  a network with its classes and preprocessing, from any source
 onnx_model  a network in an ONNX file
 evaluation  scores of a classifier on a split
+calibration the temperature of the logits, and when not to answer
+ensemble    average the probabilities of several classifiers
+soup        average the weights of several runs
 prediction  classify image files; write CSV or JSON lines
 exporting   a folder with weights, ONNX and a model card, which timm can load
 pictures    sample images with their predictions, for the report

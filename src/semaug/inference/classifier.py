@@ -3,20 +3,23 @@
 These may come from unknown sources: nothing is unpickled, and sizes are checked before memory is allocated.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torchvision.transforms.v2 import functional as F
 
 from semaug.data.images import Preprocessing
 from semaug.inference.loop import predict_logits
 from semaug.inference.manifest import verify
 from semaug.inference.onnx_model import OnnxModel
-from semaug.inference.runs import read_description
+from semaug.inference.runs import read_calibration, read_description
 from semaug.network.models import build_model, read_weights
-from semaug.util.errors import FileError, ModelError, RunError, SemaugError
+from semaug.util.errors import FileError, ModelError, RunError, SemaugError, SettingError
+
+TestTimeAugmentation = Literal["flip", "multi-crop"]
 
 
 @dataclass
@@ -30,6 +33,9 @@ class Classifier:
         name: Name of the architecture, as in :func:`semaug.network.models.build_model`.
         config: The settings of its training; may be empty.
         folder: The folder that it was loaded from; None if it was not.
+        temperature: Divides the logits, above 0; see :mod:`semaug.inference.calibration`.
+        tta: Test-time augmentation: average the probabilities of an image and its mirror image (``"flip"``), or of its
+            centre and corners and their mirror images (``"multi-crop"``). None: the centre crop alone.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 2))
@@ -44,6 +50,8 @@ class Classifier:
     name: str
     config: dict[str, Any]
     folder: Path | None = None
+    temperature: float = 1.0
+    tta: TestTimeAugmentation | None = None
 
     def probabilities(self, pixels: Tensor) -> Tensor:
         """Class probabilities (N, C), in fp32 on the CPU, of uint8 pixels (N, resize, resize, 3).
@@ -51,12 +59,28 @@ class Classifier:
         Raises:
             ModelError: If the network does not run on images of this size, or memory is too small.
         """
+        if self.tta is None:
+            return (self.logits(pixels) / self.temperature).softmax(1)
+        size, crop = self.preprocessing.resize, self.preprocessing.crop
+        crops = [self.preprocessing.evaluation_crops(pixels)]
+        if self.tta == "multi-crop":
+            if size == crop:
+                raise SettingError(
+                    f"`tta` multi-crop needs images that are larger than the crop of {crop} px; use flip"
+                )
+            crops += F.five_crop(pixels.permute(0, 3, 1, 2), [crop, crop])[:4]
+        views = [view for each in crops for view in (each, F.horizontal_flip(each))]
+        own = replace(self, tta=None, preprocessing=replace(self.preprocessing, resize=crop))
+        return torch.stack([own.probabilities(view.permute(0, 2, 3, 1)) for view in views]).mean(0)
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Logits (N, C) of the centre crops, without the temperature; otherwise like :meth:`probabilities`."""
         try:
             [logits] = predict_logits(self.model, [pixels], self.preprocessing)
         except RuntimeError as error:
             size, reason = self.preprocessing.crop, " ".join(str(error).split())[:200]
             raise ModelError(f"{self.name} does not run on {len(pixels)} images of {size} px: {reason}") from error
-        return logits.softmax(1)
+        return logits
 
 
 def as_composite(composite: str | None, model: nn.Module, num_classes: int) -> nn.Module:
@@ -117,7 +141,12 @@ def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier
     except Exception as error:  # libraries that build networks raise many types
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelError(f"the weights of {run} do not fit a {name}: {reason}") from error
-    return Classifier(model.to(device).eval(), classes, preprocessing, name, config, run)
+    return Classifier(model.to(device).eval(), classes, preprocessing, name, config, run, _temperature(run))
+
+
+def _temperature(folder: Path) -> float:
+    calibration = read_calibration(folder)
+    return 1.0 if calibration is None else calibration["temperature"]
 
 
 def open_classifier(path: Path, device: str | torch.device = "cpu") -> Classifier:
@@ -149,4 +178,5 @@ def open_classifier(path: Path, device: str | torch.device = "cpu") -> Classifie
     name, classes, preprocessing, config = read_description(path.parent)
     verify(path.parent, path.name, *([f"{path.name}.data"] if path.with_name(f"{path.name}.data").exists() else []))
     model = OnnxModel(path, preprocessing.crop, len(classes))
-    return Classifier(model.eval(), classes, preprocessing, name, config, path.parent)
+    folder = path.parent
+    return Classifier(model.eval(), classes, preprocessing, name, config, folder, _temperature(folder))

@@ -18,17 +18,20 @@ from semaug.inference.classifier import Classifier
 from semaug.inference.loop import decode_samples
 from semaug.util import distributed
 from semaug.util.errors import DataError, ModelError, SettingError
-from semaug.util.names import printable
+from semaug.util.names import counted, printable, some
 
 LISTED = 20  # confused pairs and mistakes in an evaluation
 SCORES = {  # label and format of each score that is one number; k is 5, or the number of classes if that is smaller
     "top1": ("top-1 accuracy", "{:.2%}"),
     "top5": ("top-{k} accuracy", "{:.2%}"),
     "mean_class_accuracy": ("mean accuracy of the classes", "{:.2%}"),
+    "macro_precision": ("mean precision of the classes", "{:.2%}"),
+    "macro_f1": ("mean F1 of the classes", "{:.2%}"),
     "cross_entropy": ("cross-entropy", "{:.4f}"),
     "calibration_error": ("expected calibration error", "{:.4f}"),
 }
 _TABLE_ROWS = 10
+_RESAMPLES = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +40,17 @@ class Scores:
 
     top1: float
     top5: float  # top-C if there are fewer than 5 classes
-    mean_class_accuracy: float  # over the classes that have images
+    mean_class_accuracy: float  # over the classes that have images, as are the next two; also called macro recall
+    macro_precision: float
+    macro_f1: float
     cross_entropy: float
     calibration_error: float  # expected, L1, over 15 bins of confidence
     class_images: tuple[int, ...]  # number of images of each class
-    class_accuracy: tuple[float | None, ...]  # None: a class without images
+    class_accuracy: tuple[float | None, ...]  # also called recall; None: a class without images
+    class_precision: tuple[float | None, ...]  # None: a class that is never predicted, which counts as 0 in the mean
+    class_f1: tuple[float | None, ...]  # None: a class without images
+    top_k: tuple[float, ...]  # top-1, top-2, … accuracy, up to top-10
+    intervals: dict[str, tuple[float, float]]  # of top1, top5 and mean_class_accuracy: 95 %, by bootstrap
     confusion: Tensor  # (K, 3) integers: true class, predicted class and count, for all counts above 0, in order
 
     def numbers(self) -> dict[str, float]:
@@ -116,17 +125,49 @@ def _total_scores(image_scores: Tensor, labels: Tensor, classes: int) -> Scores:
     images = torch.bincount(labels, minlength=classes).tolist()
     correct = torch.bincount(labels[right], minlength=classes).tolist()
     class_accuracy = tuple(c / n if n else None for c, n in zip(correct, images, strict=True))
-    present = [accuracy for accuracy in class_accuracy if accuracy is not None]
+    answers = torch.bincount(predicted, minlength=classes).tolist()
+    precision = tuple(c / n if n else None for c, n in zip(correct, answers, strict=True))
+    f1 = tuple(2 * c / (n + a) if n else None for c, n, a in zip(correct, images, answers, strict=True))
+    present = [i for i, number in enumerate(images) if number]
+
+    def mean(values: Sequence[float | None]) -> float:
+        return sum(values[i] or 0.0 for i in present) / len(present)
+
     return Scores(
         top1=sum(correct) / count,
         top5=int((rank < 5).sum()) / count,
-        mean_class_accuracy=sum(present) / len(present),
+        mean_class_accuracy=mean(class_accuracy),
+        macro_precision=mean(precision),
+        macro_f1=mean(f1),
         cross_entropy=-float(true_probability.clamp(min=torch.finfo(torch.float32).tiny).log().sum()) / count,
         calibration_error=_calibration_error(confidence, right),
         class_images=tuple(images),
         class_accuracy=class_accuracy,
+        class_precision=precision,
+        class_f1=f1,
+        top_k=tuple(int((rank < k).sum()) / count for k in range(1, min(10, classes) + 1)),
+        intervals=_intervals(labels, rank),
         confusion=torch.stack([places // classes, places % classes, counts], 1),
     )
+
+
+def _intervals(labels: Tensor, rank: Tensor) -> dict[str, tuple[float, float]]:
+    """Percentile bootstrap over the images, with 1,000 resamples or a few more.
+
+    To resample images is to draw how many of each class are right, among the first five, or neither, from a multinomial
+    distribution, however many images there are.
+    """
+    own = labels.unique(return_inverse=True)[1]
+    cells = torch.bincount(3 * own + (rank > 0).long() + (rank >= 5).long(), minlength=3 * (int(own.max()) + 1)).numpy()
+    random, count, rows = np.random.default_rng(0), len(labels), []
+    at_once = max(1, min(_RESAMPLES, 2_000_000 // len(cells)))  # so that memory stays small with many classes
+    for size in [at_once] * -(-_RESAMPLES // at_once):
+        drawn = random.multinomial(count, cells / count, size).reshape(size, -1, 3)
+        total = drawn.sum(2)
+        of_classes = (drawn[:, :, 0] / total.clip(1)).sum(1) / (total > 0).sum(1)
+        rows.append(np.stack([drawn[:, :, 0].sum(1) / count, drawn[:, :, :2].sum((1, 2)) / count, of_classes], 1))
+    low, high = np.percentile(np.concatenate(rows), (2.5, 97.5), axis=0).tolist()
+    return dict(zip(("top1", "top5", "mean_class_accuracy"), zip(low, high, strict=True), strict=True))
 
 
 @dataclass(frozen=True)
@@ -161,11 +202,14 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Everything in plain types; the confusion matrix as a list of [true, predicted, count] without zeros."""
-        per_class = zip(self.classes, self.scores.class_images, self.scores.class_accuracy, strict=True)
+        scores, columns = self.scores, ("name", "images", "accuracy", "precision", "f1")
+        values = self.classes, scores.class_images, scores.class_accuracy, scores.class_precision, scores.class_f1
         return {
             "count": self.count,
-            **self.scores.numbers(),
-            "classes": [{"name": name, "images": images, "accuracy": share} for name, images, share in per_class],
+            **scores.numbers(),
+            "top_k": list(scores.top_k),
+            "intervals": {name: list(ends) for name, ends in scores.intervals.items()},
+            "classes": [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)],
             "confusion": self.scores.confusion.tolist(),
             "most_confused": [vars(pair) for pair in self.confused],
             "worst_mistakes": [vars(mistake) for mistake in self.mistakes],
@@ -174,15 +218,30 @@ class Evaluation:
     def table(self) -> Group:
         """Tables for the terminal: the scores, the worst classes, and the most confused pairs."""
         title, k = f"{self.count} images, {len(self.classes)} classes", min(5, len(self.classes))
-        numbers = self.scores.numbers()
-        scores = [(label.format(k=k), layout.format(numbers[name])) for name, (label, layout) in SCORES.items()]
-        accuracies = sorted((share, i) for i, share in enumerate(self.scores.class_accuracy) if share is not None)
+        own, numbers = self.scores, self.scores.numbers()
+        scores = []
+        for name, (label, layout) in SCORES.items():
+            ends = " to ".join(map(layout.format, own.intervals.get(name, ())))
+            scores.append((label.format(k=k), layout.format(numbers[name]), ends))
+        accuracies = sorted((share, i) for i, share in enumerate(own.class_accuracy) if share is not None)
         worst = [
-            (self.classes[i], str(self.scores.class_images[i]), f"{share:.1%}") for share, i in accuracies[:_TABLE_ROWS]
+            (
+                self.classes[i],
+                str(own.class_images[i]),
+                *(
+                    "–" if value is None else f"{value:.1%}"
+                    for value in (share, own.class_precision[i], own.class_f1[i])
+                ),
+            )
+            for share, i in accuracies[:_TABLE_ROWS]
         ]
+        missing = [name for name, images in zip(self.classes, own.class_images, strict=True) if not images]
         pairs = [(p.true, p.predicted, str(p.count), f"{p.share:.1%}") for p in self.confused[:_TABLE_ROWS]]
-        tables = [_table(title, ["score"], ["value"], scores)]
-        tables.append(_table("worst classes", ["class"], ["images", "accuracy"], worst))
+        tables: list[Table | Text] = [_table(title, ["score"], ["value", "95 % interval"], scores)]
+        if missing:
+            verb = "has" if len(missing) == 1 else "have"
+            tables.append(Text(f"{counted(len(missing), 'class')} {verb} no images: {some(missing)}"))
+        tables.append(_table("worst classes", ["class"], ["images", "recall", "precision", "F1"], worst))
         if pairs:
             tables.append(_table("most confused", ["class", "classified as"], ["images", "of the class"], pairs))
         return Group(*tables)

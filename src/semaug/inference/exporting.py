@@ -25,7 +25,7 @@ from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import SCORES
 from semaug.inference.manifest import NAME, read_manifest, sign
 from semaug.inference.onnx_model import OnnxModel, import_onnx
-from semaug.inference.runs import FORMAT
+from semaug.inference.runs import FORMAT, read_calibration
 from semaug.network.blocks import find_head
 from semaug.network.models import V1
 from semaug.util.errors import FileError, ModelError
@@ -35,7 +35,7 @@ from semaug.util.names import some
 MAX_LOGIT = 1e6  # far beyond those of a trained classifier
 TOLERANCE = 1e-4  # of logits, relative to the largest one if that is above 1
 _ONNX_FILES = ("model.onnx", "model.onnx.data")
-_FILES = ("README.md", "classes.json", "config.json", NAME, "model.safetensors", *_ONNX_FILES)
+_FILES = ("README.md", "calibration.json", "classes.json", "config.json", NAME, "model.safetensors", *_ONNX_FILES)
 _ONE_FILE_BYTES = 1_500_000_000  # a protobuf file holds at most 2 GB
 # No paths: they would reveal something about the training machine.
 _SETTINGS = ("version", "method", "composite", "epochs", "seed", "select")
@@ -121,6 +121,11 @@ def export(
     write_atomically(folder / "model.safetensors", save(tensors))
     write_json(folder / "classes.json", list(classifier.classes))
     write_json(folder / "config.json", settings)
+    calibration = None if classifier.folder is None else read_calibration(classifier.folder)
+    (folder / "calibration.json").unlink(missing_ok=True)
+    if calibration is not None:  # without what was measured before and after
+        kept = {key: calibration[key] for key in ("temperature", "images", "right", "wrong")}
+        write_json(folder / "calibration.json", kept)
     card = _model_card(classifier, settings=settings, options=options, hub=hub, onnx=onnx, evaluation=evaluation)
     write_atomically(folder / "README.md", card.encode())
     sign(folder)

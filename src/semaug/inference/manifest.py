@@ -14,7 +14,7 @@ from semaug.util.untrusted import CHUNK_BYTES, open_regular, read_json
 NAME = "manifest.json"
 FILES = (
     "config.json", "classes.json", "split.json", "metrics.jsonl", "model.safetensors", "source.safetensors",
-    "evaluation.json", "model.onnx", "model.onnx.data",
+    "evaluation.json", "calibration.json", "model.onnx", "model.onnx.data",
 )  # fmt: skip
 """The files that have checksums, if they exist."""
 
@@ -44,6 +44,13 @@ def sign(folder: Path, *, run: str | None = None, data: str | None = None) -> No
     identity = {key: value for key, value in (("run", run), ("data", data)) if value is not None}
     files = {name: _checksum(folder / name) for name in FILES if (folder / name).is_file()}
     write_json(folder / NAME, {**identity, "files": files})
+
+
+def add(folder: Path, name: str) -> None:
+    """Add the checksum of one file, or replace it; those of all others stay."""
+    manifest = read_manifest(folder)
+    files = {**manifest["files"], name: _checksum(folder / name)}
+    write_json(folder / NAME, {**manifest, "files": files})
 
 
 def verify(folder: Path, *names: str) -> None:

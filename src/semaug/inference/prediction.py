@@ -35,6 +35,7 @@ class Prediction:
     labels: tuple[str, ...] = ()
     probabilities: tuple[float, ...] = ()
     error: str | None = None
+    accepted: bool | None = None  # whether the answer is sure enough; None if every answer is accepted
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Summary:
 
     count: int  # of files
     failed: int  # number of files that cannot be read
+    accepted: int  # number of answers that are sure enough
     seconds: float
 
     @property
@@ -127,6 +129,7 @@ def predict(
     top_k: int = 5,
     batch_size: int = 64,
     workers: int | None = None,
+    threshold: float | None = None,
 ) -> Iterator[Prediction]:
     """Predict the most probable classes of image files.
 
@@ -136,6 +139,8 @@ def predict(
         top_k: Number of classes per image, ≥ 1; all if there are fewer.
         batch_size: Images per batch, ≥ 1.
         workers: Threads that decode images; None: one for each core, at most 8.
+        threshold: Probability from which an answer is accepted
+            (:func:`semaug.inference.calibration.choose_threshold`); None: every answer.
 
     Returns:
         The predictions, in the order of ``inputs``. An unreadable file becomes a prediction with an ``error``.
@@ -149,11 +154,16 @@ def predict(
     """
     if top_k < 1 or batch_size < 1:
         raise SettingError(f"`top_k` ({top_k}) and `batch_size` ({batch_size}) must be at least 1")
-    return _predictions(classifier, inputs, min(top_k, len(classifier.classes)), batch_size, workers)
+    return _predictions(classifier, inputs, min(top_k, len(classifier.classes)), batch_size, workers, threshold)
 
 
 def _predictions(
-    classifier: Classifier, inputs: Iterable[Path | str], top_k: int, batch_size: int, workers: int | None
+    classifier: Classifier,
+    inputs: Iterable[Path | str],
+    top_k: int,
+    batch_size: int,
+    workers: int | None,
+    threshold: float | None,
 ) -> Iterator[Prediction]:
     def load(path: Path | str) -> tuple[str, Pixels | str]:
         try:
@@ -173,10 +183,12 @@ def _predictions(
         ranked = zip(ordered.indices[:, :top_k].tolist(), ordered.values[:, :top_k].tolist(), strict=True)
         for path, pixels in batch:
             if isinstance(pixels, str):
-                yield Prediction(path, top_k, error=pixels)
+                yield Prediction(path, top_k, error=pixels, accepted=None if threshold is None else False)
             else:
                 indices, values = next(ranked)
-                yield Prediction(path, top_k, tuple(classifier.classes[i] for i in indices), tuple(values))
+                accepted = None if threshold is None else values[0] >= threshold
+                labels = tuple(classifier.classes[i] for i in indices)
+                yield Prediction(path, top_k, labels, tuple(values), accepted=accepted)
 
 
 def write(
@@ -187,8 +199,9 @@ def write(
     Args:
         predictions: The predictions.
         destination: The file, which appears when it is complete; None: standard output.
-        format: ``"csv"``: columns path, label, probability, label_2, probability_2, …, error; paths and labels that a
-            spreadsheet would run as a formula get a leading apostrophe, which our table reader removes. ``"jsonl"``:
+        format: ``"csv"``: columns path, label, probability, label_2, probability_2, …, error and, if answers may be
+            refused, accepted (yes or no); paths and labels that a spreadsheet would run as a formula get a leading
+            apostrophe, which our table reader removes. ``"jsonl"``:
             one object per line, in ASCII; names and numbers are exact.
 
     Returns:
@@ -203,7 +216,7 @@ def write(
     """
     if format not in ("csv", "jsonl"):
         raise SettingError(f"`format` must be csv or jsonl, not {format!r}")
-    start, count, failed = time.perf_counter(), 0, 0
+    start, count, failed, accepted = time.perf_counter(), 0, 0, 0
     clean = printable if destination is None and sys.stdout.isatty() else str
     with _output(destination) as file:
         table = csv.writer(file)  # lines end with CR LF: with LF, Python 3.11 does not quote a cell that contains CR
@@ -212,13 +225,14 @@ def write(
                 file.write(json.dumps(_json_row(prediction)) + "\n")
             else:
                 if count == 0:
-                    table.writerow(_csv_header(prediction.top_k))
+                    table.writerow(_csv_header(prediction.top_k) + ["accepted"] * (prediction.accepted is not None))
                 table.writerow(map(clean, _csv_row(prediction)))
             count += 1
             failed += prediction.error is not None
+            accepted += prediction.error is None and prediction.accepted is not False
         if count == 0 and format == "csv":
             table.writerow(_csv_header(1))
-    return Summary(count, failed, time.perf_counter() - start)
+    return Summary(count, failed, accepted, time.perf_counter() - start)
 
 
 def _csv_header(top_k: int) -> list[str]:
@@ -230,13 +244,15 @@ def _csv_row(prediction: Prediction) -> list[str]:
     ranked = zip(prediction.labels, prediction.probabilities, strict=True)
     cells = [cell for label, value in ranked for cell in (escape_formula(label), f"{value:.6g}")]
     cells += [""] * (2 * prediction.top_k - len(cells))
-    return [escape_formula(prediction.path), *cells, escape_formula(prediction.error or "")]
+    accepted = [] if prediction.accepted is None else ["yes" if prediction.accepted else "no"]
+    return [escape_formula(prediction.path), *cells, escape_formula(prediction.error or ""), *accepted]
 
 
 def _json_row(prediction: Prediction) -> dict[str, Any]:
     ranked = zip(prediction.labels, prediction.probabilities, strict=True)
     answers = [{"label": label, "probability": probability} for label, probability in ranked]
-    return {"path": prediction.path, "predictions": answers, "error": prediction.error}
+    row = {"path": prediction.path, "predictions": answers, "error": prediction.error}
+    return row if prediction.accepted is None else {**row, "accepted": prediction.accepted}
 
 
 @contextmanager

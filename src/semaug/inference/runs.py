@@ -11,14 +11,15 @@ checkpoints/last     where training resumes; checkpoints/best: the best epoch so
                      deleted when the run is complete
 model.safetensors    the trained weights, those of the best epoch
 evaluation.json      scores on the test split; samples.json: a few images with their predictions
+calibration.json     the temperature of the logits, and confidences on the validation split, if it was calibrated
 report.html          curves and pictures
 tensorboard, wandb   the same metrics for these tools, if requested; tracking.json: the name of the run at W&B
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NotRequired, Required, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, TypedDict
 
 from semaug.data.annotations import MAX_CLASS_NAME
 from semaug.data.images import Preprocessing
@@ -35,6 +36,7 @@ from semaug.util.ranges import (
     NotNegative,
     Portion,
     Positive,
+    Range,
     Seed,
     Share,
     Side,
@@ -86,6 +88,8 @@ class _Evaluation(TypedDict, total=False):
     top1: Required[Accuracy]
     top5: Accuracy
     mean_class_accuracy: Accuracy
+    macro_precision: Accuracy
+    macro_f1: Accuracy
     cross_entropy: float
     calibration_error: float
     best_of_test: Accuracy
@@ -98,6 +102,26 @@ class Epoch(TypedDict, total=False):
     seconds: NotNegative
     train_accuracy: Accuracy
     val_top1: Accuracy
+    val_mean_class_accuracy: Accuracy
+
+
+class Reliability(TypedDict):
+    """How far confidence is from accuracy."""
+
+    cross_entropy: NotNegative
+    calibration_error: Accuracy
+    bins: list[tuple[CountOrZero, Accuracy, Accuracy]]  # images, mean confidence and accuracy
+
+
+class Calibration(TypedDict):
+    """The content of calibration.json."""
+
+    temperature: Annotated[float, Range(0.01, 100)]
+    images: Count  # of the validation split
+    before: NotRequired[Reliability]  # on these images, without the temperature; absent in an exported folder, as is …
+    after: NotRequired[Reliability]  # … with it
+    right: list[Accuracy]  # confidence, with the temperature, of each right answer on these images
+    wrong: list[Accuracy]  # and of each wrong one
 
 
 class Description(NamedTuple):
@@ -140,6 +164,16 @@ def read_evaluation(run: Path) -> dict[str, Any] | None:
     """Read the scores in the evaluation.json of a run directory; None if there is none."""
     file = run / "evaluation.json"
     return dict(read_json(file, _Evaluation)) if file.exists() else None
+
+
+def read_calibration(folder: Path) -> Calibration | None:
+    """Read calibration.json of a run directory or an exported folder; None if there is none."""
+    file = folder / "calibration.json"
+    if not file.exists():
+        return None
+    content: Calibration = read_json(file, Calibration)
+    verify(folder, file.name)
+    return content
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -203,6 +237,30 @@ def write_split(folder: Path, data: DataSet, settings: Mapping[str, Any]) -> Non
     for i, label in enumerate(held_out.labels):
         names.setdefault(data.classes[label], []).append(held_out.name(i))
     write_json(folder / "split.json", names)
+
+
+def shared_splits(runs: Sequence[tuple[Path | None, Mapping[str, Any]]], data: DataSet) -> dict[str, Samples]:
+    """The splits of several runs on the same data, which must have held out the same validation images.
+
+    Args:
+        runs: Folder and config.json of each, as for :func:`splits_of_run`.
+        data: The data set.
+
+    Raises:
+        RunError: If the runs were trained on different data, or held out different images.
+        DataError: See :func:`splits_of_run`.
+    """
+    splits = [splits_of_run(folder, config, data) for folder, config in runs]
+    held_out = [{own["val"].name(i) for i in range(len(own["val"]))} for own in splits]
+    for (folder, config), names in zip(runs[1:], held_out[1:], strict=True):
+        if config.get("data") != runs[0][1].get("data"):
+            raise RunError(f"{folder} and {runs[0][0]} were trained on different data; name the images with `data`")
+        if names != held_out[0]:
+            raise RunError(
+                f"{folder} was trained on images that {runs[0][0]} held out for validation; train runs with the same "
+                "`seed`, or on data with a validation split of its own"
+            )
+    return splits[0]
 
 
 def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet) -> dict[str, Samples]:

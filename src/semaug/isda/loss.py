@@ -236,6 +236,7 @@ def isda_loss_along(
     *,
     direction: Sequence[Tensor | None],
     label_smoothing: float = 0.0,
+    image_weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the derivative of the mean :func:`isda_loss` along a direction, in closed form for a diagonal Σ.
 
@@ -245,6 +246,7 @@ def isda_loss_along(
     Args:
         features, labels, weight, bias, covariance, strength, label_smoothing: As in :func:`isda_loss`.
         direction: Directions of features, weight, bias and variances, each of the shape of what it moves; None is 0.
+        image_weights: Weights (N,) of the samples in the mean; None: all 1.
 
     Returns:
         The directional derivative, a scalar.
@@ -270,7 +272,8 @@ def isda_loss_along(
         of_target = (target * d_plain).sum(1)
     else:  # the own class, whose augmented logit is the plain one
         of_target = d_augmented.gather(1, target[:, None])[:, 0]
-    return ((augmented.softmax(1) * d_augmented).sum(1) - of_target).mean()
+    along = (augmented.softmax(1) * d_augmented).sum(1) - of_target
+    return (along if image_weights is None else image_weights * along).mean()
 
 
 def check_options(label_smoothing: float, reduction: str) -> None:

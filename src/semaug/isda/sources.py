@@ -12,6 +12,7 @@ adds the batch to the statistics. A new source is a subclass of :class:`Source`.
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -101,7 +102,7 @@ class ClassCovariance(Source):
 
     | sharing        | Σ                                                                                     |
     |----------------|---------------------------------------------------------------------------------------|
-    | `"classwise"`  | ``d_y / n_y``: ISDA's; 0 for a class seen less than twice                             |
+    | `"classwise"`  | ``d_y / n_y``: ISDA's; the pooled one for a class seen less than twice                |
     | `"pooled"`     | ``Σ_c d_c / Σ_c n_c``: that within classes, the same for all                          |
     | `"shrunk"`     | ``(d_y + mean_c d_c) / (n_y + mean_c n_c)``: classwise and pooled in equal parts if   |
     |                | classes have equally many images; a smaller class, and one seen once, is more pooled  |
@@ -118,8 +119,8 @@ class ClassCovariance(Source):
         >>> source = semaug.ClassCovariance(num_classes=2, feature_dim=1)
         >>> source.update(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))
         >>> source.covariance()
-        tensor([[1.],
-                [0.]])
+        tensor([[1.0000],
+                [0.6667]])
     """
 
     count: Tensor
@@ -145,6 +146,18 @@ class ClassCovariance(Source):
         self.register_buffer("count", torch.zeros(num_classes))
         self.register_buffer("mean", torch.zeros(num_classes, feature_dim))
         self.register_buffer("deviation", torch.zeros(shape))
+        self._single: Tensor | None = None
+
+    def set_class_images(self, images: Sequence[int]) -> None:
+        """Say how many training images each class has, so that one of a single image counts as seen once.
+
+        What such an image shows from epoch to epoch are crops and a network that changes, not how the class varies.
+
+        Args:
+            images: Number of training images of each class.
+        """
+        single = torch.tensor([count == 1 for count in images], device=self.count.device)
+        self._single = single if bool(single.any()) else None
 
     @torch.no_grad()
     def update(self, features: Tensor, labels: Tensor) -> None:
@@ -180,7 +193,12 @@ class ClassCovariance(Source):
         difference = means - mean
         cross = (before * share)[:, None] * difference
         between = cross[:, :, None] * difference[:, None, :] if full else cross * difference
-        self.deviation[rows] = self.deviation[rows] + deviations + between
+        deviation = self.deviation[rows] + deviations + between
+        if self._single is not None:
+            single = self._single[rows]
+            total = total.where(~single, 1.0)
+            deviation = deviation.where(~single.view(-1, *[1] * (deviation.ndim - 1)), 0.0)
+        self.deviation[rows] = deviation
         self.mean[rows] = mean + difference * share[:, None]
         self.count[rows] = total
 
@@ -191,14 +209,17 @@ class ClassCovariance(Source):
     def _of_classes(self, classes: Tensor) -> Tensor:
         """The covariances of some classes (K,): (K, D) or (K, D, D); the host does not wait for an accelerator."""
         count, deviation = self.count[classes], self.deviation[classes]
-        if self.sharing == "pooled":
-            count, deviation = self.count.sum().expand_as(count), self.deviation.sum(0).expand_as(deviation)
+        columns = (-1, *[1] * (deviation.ndim - 1))
+        if self.sharing in ("classwise", "pooled"):  # a class seen less than twice has no variance of its own
+            own = (count > 1) if self.sharing == "classwise" else torch.zeros_like(count, dtype=torch.bool)
+            count = count.where(own, self.count.sum())
+            deviation = deviation.where(own.view(columns), self.deviation.sum(0))
         elif self.sharing == "shrunk":  # means rather than sums: the count of a class grows with every epoch
             count, deviation = count * (count > 1) + self.count.mean(), deviation + self.deviation.mean(0)
         elif self.sharing == "neighbours":
             nearest = self._nearest(classes)
             count, deviation = nearest @ self.count, (nearest @ self.deviation.flatten(1)).view_as(deviation)
-        return deviation / count.clamp_min(1e-6).view(-1, *[1] * (self.deviation.ndim - 1))
+        return deviation / count.clamp_min(1e-6).view(columns)
 
     def _nearest(self, classes: Tensor) -> Tensor:
         """For each of some classes (K,), 1 for itself and the classes with the nearest means, 0 for others: (K, C).

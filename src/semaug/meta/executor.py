@@ -41,6 +41,7 @@ class Executor:
         engine: How the meta-gradient is computed.
         pseudo: ``"global"``: pseudo update and meta loss over all ranks; ``"local"``: each rank's own.
         label_smoothing: Label smoothing of L_train.
+        class_weights: Weights (C,) of the classes in L_train and L_meta, or None.
         clip_norm: Largest norm of f's gradient, or None.
         micro_batch: Most images in one pass, or None for the whole half batch.
         mixed: Precision of the passes, and the gradient scaler.
@@ -57,6 +58,7 @@ class Executor:
         engine: Engine,
         pseudo: PseudoUpdate,
         label_smoothing: float,
+        class_weights: Tensor | None,
         clip_norm: float | None,
         micro_batch: int | None,
         mixed: MixedPrecision,
@@ -66,7 +68,7 @@ class Executor:
         self.optimizer, self.meta_optimizer = optimizer, meta_optimizer
         self.engine, self.local = engine, pseudo == "local"
         self.label_smoothing, self.clip_norm, self.micro_batch = label_smoothing, clip_norm, micro_batch
-        self.mixed = mixed
+        self.mixed, self.class_weights = mixed, class_weights
         self.passes = Passes(network, source, mixed, check_values)
         self.source_parameters = [parameter for parameter in source.parameters() if parameter.requires_grad]
         self.diagnostics = Diagnostics(self.source_parameters)
@@ -127,7 +129,7 @@ class Executor:
         late = self.late_parameters()
 
         def loss(part: MicroBatch, features: Tensor) -> Tensor:
-            return meta_loss(features, part.labels, *self._head())
+            return meta_loss(features, part.labels, *self._head(), self._image_weights(part))
 
         gradients, value = self._gradients(batch, loss, list(late.values()))
         return MetaLoss(value, dict(zip(late, gradients, strict=True)))
@@ -141,7 +143,7 @@ class Executor:
         for part in batch:
             with self.mixed.cast():
                 features = self.network.forward_at(point, part.images)
-            loss = meta_loss(features, part.labels, *self.network.head_parameters(point))
+            loss = meta_loss(features, part.labels, *self.network.head_parameters(point), self._image_weights(part))
             loss = part.share * (1.0 if self.local else part.weight) * loss
             total = self._add_gradients(total, loss, list(point.values()), retain=False)
             value = value + loss.detach()
@@ -169,8 +171,9 @@ class Executor:
             if part.tape is not None and part.tape.late is not None:
                 part.tape.late.release_outputs()  # the backward pass frees them
             covariance = self.source(widened(features.detach() if detach else features), part.labels)
+            image_weights = self._image_weights(part)
             loss = weighted_loss(
-                part.image_weights, features, part.labels, weight, bias, covariance, strength.value,
+                image_weights, features, part.labels, weight, bias, covariance, strength.value,
                 label_smoothing=self.label_smoothing, validate=False,
             )  # fmt: skip
             share = part.share * part.weight
@@ -184,7 +187,7 @@ class Executor:
                 loss.detach(),
                 covariance,
                 self.label_smoothing,
-                part.image_weights,
+                image_weights,
             )
             if part.tape is not None and part.tape.rest is not None:
                 means["rest_loss"] = part.tape.rest.detach()
@@ -226,15 +229,15 @@ class Executor:
             features = widened(part.features.detach())
             weight, bias = self.network.head_parameters(update.parameters)
             head = weight.detach(), None if bias is None else bias.detach()
-            common = self.source, part.labels, update.strength
+            common, image_weights = (self.source, part.labels, update.strength), self._image_weights(part)
             problem = TrainProblem(
                 self.network,
                 part.tape,
                 update.parameters,
                 features,
-                train_loss(*common, features if detach else None, self.label_smoothing),
+                train_loss(*common, features if detach else None, self.label_smoothing, image_weights),
                 update.precision,
-                train_loss_along(*common, features, head, detach, self.label_smoothing),
+                train_loss_along(*common, features, head, detach, self.label_smoothing, image_weights),
                 part.share * (part.weight if meta_loss.rank_weight is None else meta_loss.rank_weight),
             )
             total = _sum(total, meta_gradient(problem, direction, self.source_parameters, self.engine))
@@ -271,10 +274,19 @@ class Executor:
 
         def loss(part: MicroBatch, features: Tensor) -> Tensor:
             self.passes.count(part, features)
-            compute = train_loss(self.source, part.labels, strength, features.detach(), self.label_smoothing)
+            options = features.detach(), self.label_smoothing, self._image_weights(part)
+            compute = train_loss(self.source, part.labels, strength, *options)
             return _with_rest(part, compute(features, *self._head()))
 
         return loss
+
+    def _image_weights(self, part: MicroBatch) -> Tensor | None:
+        """The weights (n,) of a micro-batch's images: those of its mixture times those of its classes."""
+        if self.class_weights is None:
+            return part.image_weights
+        labels, weights = part.labels, self.class_weights
+        of_classes = labels.to(weights.dtype) @ weights if labels.is_floating_point() else weights[labels]
+        return of_classes if part.image_weights is None else of_classes * part.image_weights
 
     def _gradients(
         self,

@@ -47,6 +47,8 @@ class LearnableAugmentation:
         engine: How the meta-gradient is computed: ``"jvp"`` or ``"double_backward"``. Both give the same result.
         detach_real: Stop gradients from Σ into the features in the real update. The authors' code lets them flow.
         label_smoothing: Label smoothing of the training loss, in [0, 1].
+        class_weights: Weights (C,) of the classes in the training loss and in the meta loss: the mean over a batch is
+            that of weight times loss. None: all 1. Not for composite models.
         clip_norm: Largest norm of f's gradient, in the pseudo update (over the late parameters, with a constant factor)
             and in the real one. None: no clipping.
         micro_batch: At most this many images go through the network together, and gradients are summed: the same half
@@ -95,6 +97,7 @@ class LearnableAugmentation:
         engine: Engine = "jvp",
         detach_real: bool = False,
         label_smoothing: float = 0.0,
+        class_weights: Tensor | None = None,
         clip_norm: float | None = None,
         micro_batch: int | None = None,
         autocast: torch.dtype | None = None,
@@ -118,6 +121,10 @@ class LearnableAugmentation:
             frozen_blocks = 0  # there is no pseudo update
         self.network = _as_network(model, frozen_blocks, sync_batch_norm)
         self.optimizer = optimizer
+        if class_weights is not None and class_weights.shape != (self.network.num_classes,):
+            raise ValueError(f"need {self.network.num_classes} class_weights, not {tuple(class_weights.shape)}")
+        if class_weights is not None and self.network.composite is not None:
+            raise ValueError("class_weights are for plain networks: the other losses of a composite model have none")
         self.source = (source or CovNet(self.network.feature_dim)).to(self.network.head.weight.device)
         _check_source(self.source, self.network)
         for module in (self.network.model, self.source):
@@ -136,6 +143,7 @@ class LearnableAugmentation:
             engine=engine,
             pseudo=pseudo,
             label_smoothing=label_smoothing,
+            class_weights=None if class_weights is None else class_weights.to(self.network.head.weight),
             clip_norm=clip_norm,
             micro_batch=micro_batch,
             mixed=MixedPrecision(self.network.head.weight.device.type, autocast, scaler),

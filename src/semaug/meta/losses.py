@@ -21,7 +21,12 @@ there is no closed form."""
 
 
 def train_loss(
-    source: Source, labels: Tensor, strength: float | Tensor, source_input: Tensor | None, label_smoothing: float
+    source: Source,
+    labels: Tensor,
+    strength: float | Tensor,
+    source_input: Tensor | None,
+    label_smoothing: float,
+    image_weights: Tensor | None = None,
 ) -> HeadLoss:
     """L_train, the ISDA loss with Σ from a source.
 
@@ -31,6 +36,7 @@ def train_loss(
         strength: λ.
         source_input: Features (N, D) that Σ is computed from; None for those that the loss is called with.
         label_smoothing: Label smoothing, in [0, 1].
+        image_weights: Weights (N,) of the images; None: all 1.
 
     Returns:
         The loss as a function of features and head.
@@ -38,9 +44,10 @@ def train_loss(
 
     def loss(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         covariance = source(widened(features if source_input is None else source_input), labels)
-        return isda_loss(
-            features, labels, weight, bias, covariance, strength, label_smoothing=label_smoothing, validate=False
-        )
+        return weighted_loss(
+            image_weights, features, labels, weight, bias, covariance, strength,
+            label_smoothing=label_smoothing, validate=False,
+        )  # fmt: skip
 
     return loss
 
@@ -68,6 +75,7 @@ def train_loss_along(
     head: tuple[Tensor, Tensor | None],
     detach: bool,
     label_smoothing: float,
+    image_weights: Tensor | None = None,
 ) -> HeadLossAlong:
     """The derivative of L_train along a direction, in closed form for a diagonal Σ.
 
@@ -79,6 +87,7 @@ def train_loss_along(
         head: Weight (C, D) and bias (C,) at which to differentiate.
         detach: Whether Σ is a constant in the features.
         label_smoothing: Label smoothing, in [0, 1].
+        image_weights: Weights (N,) of the images; None: all 1.
 
     Returns:
         The derivative as a function of the direction.
@@ -107,12 +116,15 @@ def train_loss_along(
             strength,
             direction=(d_features, d_weight, d_bias, d_variance),
             label_smoothing=label_smoothing,
+            image_weights=image_weights,
         )
 
     return along
 
 
-def meta_loss(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def meta_loss(
+    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, image_weights: Tensor | None = None
+) -> Tensor:
     """L_meta, the plain cross-entropy, in fp32 at least.
 
     Args:
@@ -120,9 +132,13 @@ def meta_loss(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | N
         labels: Class indices (N,), or probabilities (N, C).
         weight: Weight of the head (C, D).
         bias: Bias of the head (C,).
+        image_weights: Weights (N,) of the images; None: all 1.
 
     Returns:
         The mean over the samples.
     """
     with full_precision(features):
-        return F.cross_entropy(F.linear(widened(features), weight, bias), labels)
+        logits = F.linear(widened(features), weight, bias)
+        if image_weights is None:
+            return F.cross_entropy(logits, labels)
+        return (image_weights * F.cross_entropy(logits, labels, reduction="none")).mean()

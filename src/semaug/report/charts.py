@@ -185,6 +185,32 @@ def _shortened(name: str, length: int) -> str:
 
 
 @style()
+def reliability(bins: Sequence[tuple[int, float, float]]) -> "Figure":
+    """Draw a reliability diagram: the accuracy of the answers in each bin of confidence.
+
+    Args:
+        bins: Number of answers, their mean confidence and their accuracy.
+
+    Returns:
+        The figure. The area of a dot is in proportion to the number of answers; calibrated ones are on the diagonal.
+    """
+    from matplotlib.ticker import FuncFormatter
+
+    figure, [axes] = panels(1, 1, (2.6, 2.2), (0.6, 0.2, 0.1, 0.5))
+    total = sum(count for count, _, _ in bins)
+    counts, confidence, accuracy = zip(*(cell for cell in bins if cell[0]), strict=True) if total else ((), (), ())
+    axes.plot([0, 1], [0, 1], color=SOFT, lw=1, ls=":")
+    axes.vlines(confidence, confidence, accuracy, color=COLOURS[1], lw=1)
+    axes.scatter(confidence, accuracy, [8 + 300 * count / total for count in counts], color=COLOURS[0], lw=0, zorder=3)
+    axes.set(xlim=(-0.03, 1.05), ylim=(-0.03, 1.05))
+    axes.set_xlabel("confidence", loc="right")
+    axes.set_ylabel("accuracy", loc="top")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+    return figure
+
+
+@style()
 def rows(
     names: Sequence[str],
     series: Sequence[Series],

@@ -99,7 +99,7 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def comparison(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """List for each run the run itself, whether it is the best, its split and its scores (None if missing)."""
     best = max((run.score("top1") or -1.0 for run in runs), default=-1.0)
-    scores = ("top1", "top5", "mean_class_accuracy", "calibration_error")
+    scores = ("top1", "top5", "mean_class_accuracy", "macro_f1", "calibration_error")
     return [
         {
             "run": run,

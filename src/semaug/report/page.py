@@ -56,6 +56,7 @@ def render(runs: Sequence[ReportedRun]) -> str:
         augmentation=line_charts(metric_charts(augmenting, AUGMENTATION)),
         bars=_class_bars([run for run in runs if run.class_accuracy()]),
         matrices=[(run, matrix) for run in runs if (matrix := _confusion_matrix(run))],
+        calibrated=[(run, drawn) for run in runs if (drawn := _reliability(run))],
         pictures=[_pictures(run) for run in runs if run.samples],
         destruction=destruction,
         fragments=destruction["html"] if destruction else "",
@@ -94,6 +95,20 @@ def _confusion_matrix(run: ReportedRun) -> Any:
     if not entries:
         return None
     return chart(charts.confusion_matrix(names, entries), f"Confusion matrix of {run.label}")
+
+
+def _reliability(run: ReportedRun) -> list[dict[str, Any]]:
+    """The reliability diagrams of a calibrated run: before, and with the temperature."""
+    found = run.calibration
+    if found is None or "before" not in found or "after" not in found:
+        return []
+    drawn = []
+    for title, part in (("Before", found["before"]), (f"With temperature {found['temperature']:.3f}", found["after"])):
+        numbers = part["calibration_error"], part["cross_entropy"]
+        caption = "Expected calibration error {:.3f}, cross-entropy {:.3f}.".format(*numbers)
+        svg = chart(charts.reliability(part["bins"]), f"{run.label}, {title}: accuracy by confidence")
+        drawn.append({"title": title, "caption": caption, "svg": svg})
+    return drawn
 
 
 def _pictures(run: ReportedRun) -> dict[str, Any]:

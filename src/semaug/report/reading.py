@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from semaug.inference.runs import Epoch
+from semaug.inference.runs import Calibration, Epoch, read_calibration
 from semaug.report.canvas import slots
 from semaug.training.methods import METHODS
 from semaug.util.errors import RunError, SemaugError
+from semaug.util.names import counted, some
 from semaug.util.untrusted import MAX_JSON_BYTES, parse_json, read_bytes, read_json
 
 _LARGEST = 1e100  # numbers beyond are nonsense, and axes cannot show them
@@ -29,6 +30,7 @@ class ReportedRun:
     metrics: list[dict[str, Any]]  # of each epoch
     evaluation: dict[str, Any]
     samples: list[dict[str, Any]]  # pictures with predictions
+    calibration: Calibration | None = None
     notes: list[str] = field(default_factory=list)  # what is missing or unusual
 
     @property
@@ -144,13 +146,27 @@ def _read_run(path: Path, label: str, slot: int, config: dict[str, Any]) -> Repo
         notes.append("no evaluation: there is no evaluation.json")
     elif evaluation.get("split") == "val":
         notes.append("the data has no test split: scores are those of the validation split that chose the best epoch")
+    rows = evaluation.get("classes")
+    missing = [str(row["name"]) for row in rows if _has_no_images(row)] if isinstance(rows, list) else []
+    if missing:
+        notes.append(f"{counted(len(missing), 'class')} without images in the evaluation: {some(missing)}")
+    calibration = None
+    try:
+        calibration = read_calibration(path)
+    except SemaugError as error:
+        notes.append(str(error))
     if config.get("select") == "test":
         notes.append("the best epoch was chosen on the test split: its scores are too good")
     if (optimistic := number(evaluation.get("best_of_test"))) is not None:
         notes.append(f"best of test, chosen on the test split and too good: {100 * optimistic:.2f} %")
     if evaluation and not samples:
         notes.append("there are no pictures")
-    return ReportedRun(path, label, slot, config, [str(name) for name in classes], metrics, evaluation, samples, notes)
+    names = [str(name) for name in classes]
+    return ReportedRun(path, label, slot, config, names, metrics, evaluation, samples, calibration, notes)
+
+
+def _has_no_images(row: Any) -> bool:
+    return isinstance(row, dict) and "name" in row and row.get("images") == 0
 
 
 def _optional(path: Path, kind: type, notes: list[str]) -> Any:

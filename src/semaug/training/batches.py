@@ -128,7 +128,17 @@ class Batches:
     ) -> None:
         self._images, self._transforms, self._seed, self._loader = images, transforms, config.seed, loader
         self._preprocessing, self._shards = loader.preprocessing, shards_of(samples)
-        self._labels = torch.from_numpy(np.array(samples.labels, dtype=np.int64)).to(loader.device)
+        labels = torch.from_numpy(np.array(samples.labels, dtype=np.int64))
+        self._labels = labels.to(loader.device)
+        self._chances: Tensor | None = None  # summed up over the images; None: each image is drawn once
+        if config.sampler != "shuffle":
+            if self._shards is not None and not isinstance(images, Tensor):
+                raise SettingError(
+                    f"`sampler` {config.sampler} draws images in any order, and streamed shards are read one after the "
+                    "other; use `class_weights` instead, or another `images_on`",
+                    on_all_ranks=True,
+                )
+            self._chances = class_weights(labels.bincount(), config.sampler)[labels].cumsum(0)
         self.images = len(samples)
         batch = 2 * required(config.batch_size)
         self.steps = min(math.ceil(self.images / batch), self.images // 2)  # so that each half has an image
@@ -156,7 +166,10 @@ class Batches:
 
     def _plans(self, epoch: int, state: EpochState) -> Iterator[_Plan]:
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-        if self._shards is None:
+        if self._chances is not None:  # what torch's WeightedRandomSampler draws, for any number of images
+            chances = torch.rand(self.images, dtype=torch.float64, generator=generator) * self._chances[-1]
+            order = torch.searchsorted(self._chances, chances)
+        elif self._shards is None:
             order = torch.randperm(self.images, generator=generator)
         else:
             order = streaming_order(self._shards, generator)
@@ -205,6 +218,23 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(before)
+
+
+def class_weights(images: Tensor, balance: str) -> Tensor:
+    """Weights of classes that make up for different numbers of images.
+
+    "balanced" is what scikit-learn calls so: ``N / (C·n_c)``, with N images of C classes.
+
+    Args:
+        images: Number of training images of each class (C,).
+        balance: ``"balanced"`` for weights in proportion to 1/n, ``"square-root"`` for 1/√n.
+
+    Returns:
+        Weights (C,) in fp64, whose mean over the images is 1.
+    """
+    counts = images.double()
+    weights = counts.clamp_min(1) ** {"balanced": -1.0, "square-root": -0.5}[balance]
+    return weights * (counts.sum() / (counts * weights).sum())
 
 
 def _with_partners(rows: Tensor, total: int) -> list[Tensor]:

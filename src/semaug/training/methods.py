@@ -4,7 +4,7 @@ A row says what happens to the images, where Σ comes from, which learner takes 
 trainer, `compare`, `reproduce`, the reports and the command line read this table; to add a method, add a row.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -239,6 +239,7 @@ def make_learner(
     *,
     compile: bool = False,
     sync_batch_norm: bool = False,
+    class_images: Sequence[int] | None = None,
     **options: Any,
 ) -> LearnableAugmentation:
     """Make the learner that trains a network by a method.
@@ -250,8 +251,9 @@ def make_learner(
         optimizer: Optimiser of the network's parameters.
         compile: Whether to compile the ordinary pass with `torch.compile`.
         sync_batch_norm: Whether BatchNorm normalises over all ranks.
-        **options: Further arguments of :class:`~semaug.LearnableAugmentation`: `label_smoothing`, `clip_norm`,
-            `micro_batch`, `autocast`, `scaler` and `graphs`.
+        class_images: Number of training images of each class, if known: a class-wise Σ is pooled for those with one.
+        **options: Further arguments of :class:`~semaug.LearnableAugmentation`: `label_smoothing`, `class_weights`,
+            `clip_norm`, `micro_batch`, `autocast`, `scaler` and `graphs`.
 
     Returns:
         The learner.
@@ -273,6 +275,8 @@ def make_learner(
         settings = replace(settings, width=max(1, network.feature_dim // row.width_divisor))
     source = row.source(settings, network.num_classes, network.feature_dim) if row.source else Constant(0.0)
     source = source.to(network.head.weight.device)
+    if class_images is not None and isinstance(source, ClassCovariance):
+        source.set_class_images(class_images)
     learned = list(source.parameters())
     meta_optimizer: Optimizer | None = None
     if learned:

@@ -1,7 +1,7 @@
 """The network under training, with its optimiser, schedule, learner, gradient scaler and moving average."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from semaug.meta.optimizers import load_optimizer_state, make_optimizer, set_lea
 from semaug.meta.state import gather_learner_state, take_rank_state
 from semaug.network.blocks import find_blocks, find_head, freeze_blocks
 from semaug.network.models import build_model, load_weights
+from semaug.training.batches import class_weights
 from semaug.training.checks import refuse_single_values
 from semaug.training.methods import METHODS, make_learner, parameter_groups
 from semaug.training.probing import Probe
@@ -108,12 +109,15 @@ class Optimization:
         model: The network.
         config: Resolved settings of the run.
         device: The device of the network.
+        class_images: Number of training images of each class.
 
     Raises:
         SettingError: If the method cannot train the network with these settings.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, device: torch.device, class_images: Sequence[int]
+    ) -> None:
         model = Probe(model) if config.freeze == "all" else model
         self.model, self.config, self.device = model, config, device
         self.optimizer = _make_optimizer(model, config)
@@ -129,9 +133,12 @@ class Optimization:
                 "graphs",
             )
             settings = {name: getattr(config, name) for name in options}
+            if config.class_weights != "none":
+                settings["class_weights"] = class_weights(torch.tensor(class_images), config.class_weights)
             self.learner = make_learner(
-                config.method, config.augmentation, model, self.optimizer, scaler=self.scaler, **settings
-            )
+                config.method, config.augmentation, model, self.optimizer,
+                scaler=self.scaler, class_images=class_images, **settings,
+            )  # fmt: skip
         except ValueError as error:  # the network cannot be split, or a setting is out of range
             raise SettingError(str(error), on_all_ranks=True) from error
         self.learner.check_values = False  # the device would have to wait; the trainer checks the numbers

@@ -1,6 +1,7 @@
 """The images of a training run: read the data set, check it, and decode what training needs."""
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,17 @@ class RunData:
     train: Images
     val: Images
     preprocessing: Preprocessing  # how they become inputs of the network
+
+    @property
+    def class_images(self) -> list[int]:
+        """Number of training images of each class."""
+        return class_images(self.splits["train"], len(self.classes))
+
+
+def class_images(samples: Samples, classes: int) -> list[int]:
+    """Count the images of each class in a split."""
+    counts = Counter(samples.labels)
+    return [counts[label] for label in range(classes)]
 
 
 def read_run_data(config: TrainConfig, progress: Progress) -> DataSet:

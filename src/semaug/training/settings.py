@@ -127,6 +127,12 @@ class TrainConfig:
     """Whether the learning rate falls with every step, or once an epoch, as in P2P-Net."""
     label_smoothing: BelowOne = setting(0.0, "method")
     """Share of the label that is spread over all classes."""
+    sampler: Literal["shuffle", "balanced", "square-root"] = setting("shuffle", "data")
+    """How the images of an epoch are drawn: each once, in random order (shuffle), or with replacement, such that all
+    classes are seen equally often (balanced), or in proportion to the square root of their number of images."""
+    class_weights: Literal["none", "balanced", "square-root"] = setting("none", "method")
+    """Weigh the loss of an image by 1/n of its class, which has n training images (balanced), or by 1/√n (square-root).
+    The mean weight of all training images is 1."""
     clip_norm: Positive | None = setting(None, "schedule")
     """Largest norm of the gradient. Default: no limit."""
     ema: BelowOne | None = setting(None, "model")
@@ -148,6 +154,9 @@ class TrainConfig:
     """Which epoch is kept: the best on a validation split (val), or the last one. "last" trains on all training images
     and evaluates once, on the test split; use it for a figure to publish. "test" chooses the best epoch on the test
     split, as much published code does; its accuracy is too high, and comparable with such results only."""
+    select_by: Literal["top1", "mean-of-classes"] = setting("top1", "data")
+    """The accuracy by which the best epoch is chosen: the share of all images (top1), or the mean over the classes, in
+    which a class of two images counts as much as one of a hundred."""
     best_of_test: bool = setting(False, "data")
     """With `select` last: also evaluate on the test split after every validated epoch, and store the best accuracy
     beside the last epoch's. It is too high, like that of "test"."""

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from semaug.training.checks import GRADIENT_NORM, NOT_FINITE
 
+SELECT_BY = {"top1": "val_top1", "mean-of-classes": "val_mean_class_accuracy"}
+"""The metric that chooses the best epoch, by the setting `select_by`."""
 Row = dict[str, Any]
 """Metrics of one epoch by name."""
 
@@ -47,20 +49,24 @@ class TrainingState:
     epoch: int = 0  # number of completed epochs
     within: EpochState | None = None  # progress within the next epoch; None before its first step
     metrics: list[Row] = field(default_factory=list)  # of each completed epoch
-    best: float = -1.0  # highest validation accuracy so far
+    best: float = -1.0  # highest validation accuracy so far, of the kind that selects
     best_epoch: int = 0  # the epoch that reached it
     warned: bool = False  # whether a warning about CovNet has been printed
 
-    def complete_epoch(self, row: Row) -> bool:
+    def complete_epoch(self, row: Row, accuracy: str = "val_top1") -> bool:
         """Record the metrics of a completed epoch; returns whether its validation accuracy is the best so far.
 
         An epoch that was not validated, or whose network gave numbers that are not finite, is never the best.
+
+        Args:
+            row: The metrics.
+            accuracy: Name of the one that selects.
         """
         self.metrics.append(row)
         self.epoch, self.within = row["epoch"], None
-        if row.get("val_top1", -1.0) <= self.best or NOT_FINITE in row:
+        if row.get(accuracy, -1.0) <= self.best or NOT_FINITE in row:
             return False
-        self.best, self.best_epoch = row["val_top1"], row["epoch"]
+        self.best, self.best_epoch = row[accuracy], row["epoch"]
         return True
 
     def to_checkpoint(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import math
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from semaug.training.probing import whole_network, with_features
 from semaug.training.run_data import RunData, load_run_data, read_run_data
 from semaug.training.run_directory import RunDirectory
 from semaug.training.settings import TrainConfig, required
-from semaug.training.state import EpochState, TrainingState
+from semaug.training.state import SELECT_BY, EpochState, TrainingState
 from semaug.training.tracking import Tracker, check_installed, make_tracker
 from semaug.util import distributed
 from semaug.util.errors import RunError, TrainingError
@@ -95,7 +94,7 @@ def _run(config: TrainConfig, device: torch.device, verbose: bool) -> Path:
         model = distributed.raise_on_all_ranks(lambda: build_network(config, len(data.classes), device, progress))
         if config.freeze == "all":
             data = distributed.raise_on_all_ranks(lambda: with_features(config, data, model, device, progress))
-        optimization = Optimization(model, config, device)
+        optimization = Optimization(model, config, device, data.class_images)
         if METHODS[config.method].learns:
             progress.say(optimization.learner.network.frozen_text())
         trainer = Trainer(config, run, data, optimization, progress, stop)
@@ -182,7 +181,7 @@ class Trainer:
         transforms = METHODS[config.method].images(len(data.classes))
         self._batches = Batches(data.train, data.splits["train"], transforms, config, self._loader)
         self._finite_check = FiniteCheck(self._batches.steps, config.precision == "fp16")
-        self._chance = max(Counter(data.splits["train"].labels).values()) / len(data.splits["train"])
+        self._chance = max(data.class_images) / len(data.splits["train"])
         self._beginning: dict[str, Any] | None = None  # the initial state, until there is a checkpoint
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -222,7 +221,7 @@ class Trainer:
         row["seconds"] = round(within.seconds + row["validation_seconds"] + row["saving_seconds"], 3)
         row["images_per_second"] = round(self._batches.images / max(within.seconds, 1e-3), 1)
 
-        is_best = state.complete_epoch(row)
+        is_best = state.complete_epoch(row, SELECT_BY[self.config.select_by])
         warning = None if state.warned else covnet_warning(learner.source, state.metrics)
         state.warned = state.warned or warning is not None
         # Logged before the epoch is saved: an epoch that has to be repeated is logged again.
@@ -289,7 +288,8 @@ class Trainer:
         labels = torch.from_numpy(np.array(self.data.splits["val"].labels, dtype=np.int64))
         own = torch.arange(len(labels))[distributed.rank_slice(len(labels))]
         batches = own.split(self._validation_batch()) if len(own) else ()
-        right = loss = finite = torch.zeros((), dtype=torch.float64)
+        classes = len(self.data.classes)
+        right, loss, finite = (torch.zeros(size, dtype=torch.float64) for size in (classes, 1, 1))
         with closing(self._loader.load(self.data.val, batches)) as pixels:
             model, settings = self.optimization.evaluated, self.config
             ahead = prefetched(pixels, self.optimization.device)
@@ -298,12 +298,15 @@ class Trainer:
                 truth = labels[indices]
                 losses = nn.functional.cross_entropy(logits, truth, reduction="none").double()
                 is_finite = losses.isfinite()
-                right = right + ((logits.argmax(1) == truth) & is_finite).double().sum()
+                right += truth[(logits.argmax(1) == truth) & is_finite].bincount(minlength=classes)
                 loss, finite = loss + losses[is_finite].sum(), finite + is_finite.double().sum()
                 if not distributed.is_running():  # ranks would have to agree, and may have different numbers of batches
                     self._stop_if_asked()
         right, loss, finite = distributed.sum_over_ranks([right, loss, finite])
-        row = {"val_top1": round(float(right) / len(labels), 6)}
+        images = labels.bincount(minlength=classes)
+        of_classes = (right / images)[images > 0].mean()
+        row = {"val_top1": round(float(right.sum()) / len(labels), 6)}
+        row["val_mean_class_accuracy"] = round(float(of_classes), 6)
         if finite < len(labels):
             return {**row, NOT_FINITE: len(labels) - int(finite)}
         return {**row, "val_loss": round(float(loss) / len(labels), 6)}

@@ -113,7 +113,7 @@ class Guide:
             "note": direction.note,
             "length": float(direction.offset.norm()) / unit,
             "neighbours": _nearest(moved, self.gallery)[1],
-            "top": self._ranked(self.view.logits(moved).softmax(1)),
+            "top": self._ranked((self.view.logits(moved) / self.view.classifier.temperature).softmax(1)),
         }
 
     def _ranked(self, probabilities: Tensor) -> list[list[tuple[str, float]]]:
