@@ -147,7 +147,7 @@ class Optimization:
             self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.ema), use_buffers=True)
         if not (config.sync_batch_norm and distributed.is_running()):
             refuse_single_values(model)
-        self._frozen = [module for module in model.modules() if _is_frozen(module)]
+        self._frozen = [module for module in model.modules() if config.freeze and _is_frozen(module)]
         self._seed_rank()
 
     @property

@@ -65,7 +65,7 @@ class TrainConfig:
     method: MethodName = setting("isda", "main")
     """Training method. Default: isda, the best in our comparisons; the paper's is learnable."""
     recipe: RecipeName | None = field(
-        default=None, metadata={"group": "main", "identifies": False, "help": describe_recipes()}
+        default=None, metadata={"group": "schedule", "identifies": False, "help": describe_recipes()}
     )
     """Name of a row of :data:`semaug.training.recipes.RECIPES`, whose settings are defaults of those below."""
     epochs: Count | None = setting(None, "main")
