@@ -130,7 +130,7 @@ def test_drop_path_reaches_the_network_or_is_refused() -> None:
 
 def test_averaged_weights_forget_the_first_steps_of_a_short_run() -> None:
     config = TrainConfig(model="small", ema=0.99, lr=0.01, method="basic", device="cpu").resolve()
-    optimization = Optimization(build_model("small", 3, 32), config, torch.device("cpu"))
+    optimization = Optimization(build_model("small", 3, 32), config, torch.device("cpu"), [2, 2, 2])
     images, labels = torch.randn(6, 3, 32, 32), torch.tensor([0, 1, 2, 0, 1, 2])
     expected = torch.zeros(0)
     optimization.learner.set_progress(0.0)
