@@ -14,6 +14,8 @@ if not torch.cuda.is_available():
 settings.register_profile("semaug", deadline=None, derandomize=True)
 settings.load_profile("semaug")
 torch.set_num_threads(1)
+if "FUZZ" in os.environ:
+    from fuzzing import pytest_runtest_call, pytest_terminal_summary  # noqa: F401
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # so a shell starts what it runs in the background, and all below it

@@ -4,11 +4,14 @@ The tests try a fixed number of examples; `make fuzz` (FUZZ=N) tries N times as 
 """
 
 import copy
+import functools
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -17,10 +20,51 @@ from semaug.util.errors import SemaugError
 FACTOR = int(os.environ.get("FUZZ", "1"))
 
 
-def examples(count: int) -> settings:
-    """Settings of a test that tries so many examples, or FUZZ times as many."""
+_tried = Counter[str]()  # examples by test
+
+
+def examples(count: int) -> Callable[[Any], Any]:
+    """Let a test try so many examples, or FUZZ times as many, and count them."""
     ignored = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=count * FACTOR, deadline=None, suppress_health_check=ignored)
+
+    def decorate(test: Any) -> Any:
+        inner = test.hypothesis.inner_test
+
+        @functools.wraps(inner)
+        def counted(*arguments: Any, **options: Any) -> None:
+            _tried[os.environ["PYTEST_CURRENT_TEST"].removesuffix(" (call)")] += 1
+            inner(*arguments, **options)
+
+        test.hypothesis.inner_test = counted
+        return settings(max_examples=count * FACTOR, deadline=None, suppress_health_check=ignored)(test)
+
+    return decorate
+
+
+# Hooks of pytest, which conftest.py imports for `make fuzz`.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Pass the number of examples on to the process that prints the summary."""
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("examples", _tried[item.nodeid]))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print a table: examples and findings of each target."""
+    tried, findings = Counter[str](), Counter[str]()
+    for outcome_, reports in terminalreporter.stats.items():
+        for report in reports if outcome_ in ("passed", "failed", "error") else ():
+            target = report.nodeid.partition("[")[0].removeprefix("tests/")
+            tried[target] += dict(report.user_properties).get("examples", 0)
+            findings[target] += outcome_ != "passed"
+    terminalreporter.section("examples and findings")
+    for target, count in sorted(tried.items()):
+        terminalreporter.line(f"{count:8} {findings[target]:4}  {target}")
+    terminalreporter.line(f"{tried.total():8} {findings.total():4}  {len(tried)} targets")
 
 
 def outcome(reader: Callable[[Any], Any], argument: object) -> tuple[Any, str]:

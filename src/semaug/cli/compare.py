@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 
 from semaug.cli.common import Command, command_line, with_flags
+from semaug.isda.precision import LARGEST_STRENGTH
 from semaug.isda.strength import StrengthOption
 from semaug.network.network import FrozenBlocks
 from semaug.studies.grid import Candidate, CompareConfig
@@ -19,7 +20,7 @@ from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.util.errors import SettingError, TrainingError
 from semaug.util.names import printable
-from semaug.util.ranges import setting
+from semaug.util.ranges import Jobs, Range, Seed, setting
 
 Value = TypeVar("Value")
 
@@ -62,9 +63,9 @@ class Compare(Command):
     model: tuple[str, ...] | None = setting(None, "main")
     """Networks, each of which is used with every method: timm names, or torchvision/NAME. Default: resnet50; on the
     embedded birds our small network."""
-    strength: tuple[StrengthOption, ...] = setting(("auto",), "method")
+    strength: tuple[Annotated[StrengthOption, Range(0, LARGEST_STRENGTH)], ...] = setting(("auto",), "method")
     """Strengths to try, for methods that augment features: auto, or λ0 of the paper's schedule."""
-    seeds: tuple[int, ...] = setting((0, 1, 2), "main")
+    seeds: tuple[Seed, ...] = setting((0, 1, 2), "main")
     """Seeds. Each also draws the validation split if the data has none."""
     weights: tuple[str, ...] = setting((), "model")
     """MODEL=FILE: weights to start from, for each network its own file or finished run. FILE alone if there is one
@@ -72,7 +73,7 @@ class Compare(Command):
     frozen_blocks: tuple[str, ...] = setting((), "method")
     """Freeze the stem and the first N blocks in the pseudo update: N for every network, or MODEL=N for one of them.
     stem as N freezes the stem alone. Default: auto, five eighths of a network's blocks."""
-    jobs: int | None = setting(None, "hardware")
+    jobs: Jobs | None = setting(None, "hardware")
     """Number of runs at a time. Default: one for each GPU. Times are compared if runs were trained one by one."""
     output: Path = setting(Path("runs/compare"), "main")
     """Folder of the runs, the tables and the report."""

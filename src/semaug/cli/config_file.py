@@ -1,6 +1,7 @@
 """Settings of a training run from a file: YAML, or the config.json of an earlier run."""
 
 import difflib
+from collections.abc import Hashable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,23 @@ from semaug.util.errors import SettingError
 from semaug.util.names import shown
 from semaug.util.untrusted import read_bytes
 
-MAX_BYTES = 1_000_000
+MAX_BYTES = 100_000
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without two values for one name, and without aliases, which could repeat a few bytes exponentially often."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise SettingError(f"line {self.peek_event().start_mark.line + 1} repeats another one by an alias (*)")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        names = [str(key.value) for key, _ in node.value]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise SettingError(f"the setting {shown(twice)} has two values")
+        return super().construct_mapping(node, deep)
 
 
 def read_flags(path: Path) -> list[str]:
@@ -31,15 +48,19 @@ def read_flags(path: Path) -> list[str]:
         SettingError: It does not hold settings, or one that is unknown.
     """
     try:
-        content = yaml.safe_load(read_bytes(path, MAX_BYTES))  # JSON is YAML too
+        content = yaml.load(read_bytes(path, MAX_BYTES), _Loader)  # JSON is YAML too
+    except SettingError as error:
+        raise SettingError(f"{path}: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f" (line {mark.line + 1})"
         raise SettingError(f"{path} is neither YAML nor JSON{place}") from error
     if not isinstance(content, dict):
         raise SettingError(f"{path} does not hold settings, one `name: value` per line")
-    augmentation = content.pop("augmentation", None)
-    settings = content | (augmentation if isinstance(augmentation, dict) else {})
+    augmentation = content.pop("augmentation", {})
+    if not isinstance(augmentation, dict):
+        raise SettingError(f"{path}: augmentation does not hold settings")
+    settings = content | augmentation
     defaults = {option.name: option.default for kind in (TrainConfig, Augmentation) for option in fields(kind)}
     del defaults["augmentation"]
     if "format" in settings:  # the config.json of a run
@@ -59,4 +80,9 @@ def _flag(path: Path, name: str, value: Any, defaults: dict[str, Any]) -> str:
         if not isinstance(value, bool):
             raise SettingError(f"{path}: the setting {name} must be true or false")
         return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag}={value}"
+    try:
+        if "\0" in (text := str(value)):
+            raise SettingError(f"{path}: the setting {name} has a null character")
+        return f"--{flag}={text}"
+    except ValueError as error:  # Python refuses to write integers of more than 4300 digits
+        raise SettingError(f"{path}: the setting {name} has too many digits") from error

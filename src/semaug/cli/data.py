@@ -9,6 +9,7 @@ import tyro
 from semaug.cli.common import Command, show
 from semaug.util.errors import DataError
 from semaug.util.names import counted, printable
+from semaug.util.ranges import Count, Seed, Workers
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Check(Command):
     """Write the whole report to this file. Default: no file."""
     strict: bool = False
     """End with exit code 2 if there is any problem, for use in scripts."""
-    workers: int = 2
+    workers: Workers = 2
     """Number of processes that read images."""
 
     def run(self) -> None:
@@ -76,7 +77,7 @@ class Shards(Command):
     """The folder to write: a new one, or one that this command began."""
     data_root: Path | None = None
     """Folder that holds the named data sets. Default: $SEMAUG_DATA, or ./data."""
-    per_shard: int = 1000
+    per_shard: Count = 1000
     """Images in each tar file."""
 
     def run(self) -> None:
@@ -96,11 +97,11 @@ class Shards(Command):
 class Destruction(Command):
     """Measure on the embedded birds how often an image-level augmentation destroys the only cue of a species."""
 
-    num_species: int = 20
+    num_species: Count = 20
     """Number of species."""
-    per_species: int = 20
+    per_species: Count = 20
     """Images of each species."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of all random numbers."""
 
     def run(self) -> None:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from rich.console import Console
 
 from semaug.cli.common import Command
+from semaug.util.ranges import Count, Seed
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class Demo(Command):
     """Folder of the runs and the report."""
     methods: tuple[str, ...] = ("basic", "isda")
     """Methods to compare."""
-    epochs: int = 15
+    epochs: Count = 15
     """Epochs of each run."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of all random numbers."""
 
     def run(self) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from semaug.cli.common import Command, choose_device, say
 from semaug.util.errors import DataError, RunError, SettingError
 from semaug.util.names import printable
-from semaug.util.ranges import setting
+from semaug.util.ranges import Count, setting
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Evaluate(Command):
     """Write all numbers to this file too. Default: no file."""
     device: str | None = setting(None, "hardware")
     """Where to compute. Default: cuda if available, else cpu."""
-    batch_size: int = setting(64, "hardware")
+    batch_size: Count = setting(64, "hardware")
     """Images per batch."""
     on_bad_image: Literal["stop", "skip"] | None = setting(None, "data")
     """What to do about images that cannot be read. stop: report an error. skip: leave them out and report their number.

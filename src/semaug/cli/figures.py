@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import tyro
 
 from semaug.cli.common import Command, choose_device, show
+from semaug.isda.precision import LARGEST_STRENGTH
 from semaug.report.figures.table import FigureName, describe_figures
-from semaug.util.ranges import setting
+from semaug.util.ranges import Range, Seed, setting
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Figures(Command):
     """CSV file with the columns class and group. Default: the last words of the classes' names are the groups."""
     covariance: Literal["run", "classwise"] = setting("run", "method")
     """The run's own Σ, or the class-wise Σ of its final features (neighbours, augmentations)."""
-    strength: float | None = setting(None, "method")
+    strength: Annotated[float, Range(above=0, most=LARGEST_STRENGTH)] | None = setting(None, "method")
     """λ (neighbours, augmentations). Default: that of the end of training."""
-    seed: int = setting(0, "method")
+    seed: Seed = setting(0, "method")
     """Seed of all random numbers."""
     device: str | None = setting(None, "hardware")
     """Where to compute. Default: cuda if available, else cpu."""

@@ -1,11 +1,14 @@
 """The entry point: dispatch to a command, exit codes, and how errors are printed."""
 
 import inspect
+import io
 import os
 import shutil
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any, Union, cast
@@ -18,6 +21,7 @@ from semaug.cli.options import CONFIG, grouped, parse
 from semaug.util import distributed
 from semaug.util.errors import SemaugError, SettingError, lacks_memory
 from semaug.util.names import printable, shown
+from semaug.util.ranges import check_ranges
 from semaug.util.signals import Stop
 
 MIN_COLUMNS = 40
@@ -103,6 +107,7 @@ def _run(arguments: list[str]) -> int:
     command: Command | None = None
     try:
         command = _parse(arguments)
+        check_ranges(command)
         if distributed.is_launched() and not command.distributed:
             raise SettingError("several processes under torchrun are for semaug train only", on_all_ranks=True)
         with Stop():
@@ -126,7 +131,9 @@ def _parse(arguments: list[str]) -> Command:
     if arguments and arguments[0] in COMMANDS:
         name, *options = arguments
         kind = find_command(name)
-        return cast(Command, parse(kind, f"semaug {name}", kind.expand(options)))
+        words = kind.expand(options)
+        with nullcontext() if "".join(words).isprintable() else _printable_errors():
+            return cast(Command, parse(kind, f"semaug {name}", words))
     first = arguments[0] if arguments else "--help"
     if first not in ("-h", "--help"):
         if first.startswith("-"):
@@ -135,6 +142,18 @@ def _parse(arguments: list[str]) -> Command:
         hint = f"did you mean semaug {similar[0]}? " if similar else ""
         raise SettingError(f"there is no command {shown(first)}; {hint}semaug --help lists all commands")
     return cast(Command, general("--help"))
+
+
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    """What tyro prints about options with escape sequences cannot control the terminal."""
+    errors = io.StringIO()
+    try:
+        with redirect_stderr(errors):
+            yield
+    finally:
+        for line in errors.getvalue().splitlines():
+            say(line)
 
 
 def general(*arguments: str) -> Any:

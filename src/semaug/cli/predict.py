@@ -9,7 +9,7 @@ import tyro
 from semaug.cli.common import Command, choose_device, say
 from semaug.util.errors import RunError, SettingError
 from semaug.util.names import counted
-from semaug.util.ranges import setting
+from semaug.util.ranges import Count, setting
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Predict(Command):
     format: Literal["csv", "jsonl"] = setting("csv", "output")
     """csv: a table for spreadsheets, in which names that look like a formula start with an apostrophe. jsonl: one JSON
     object per line, with unchanged names."""
-    top_k: int = setting(5, "main")
+    top_k: Count = setting(5, "main")
     """Number of classes to list for each image."""
     reject: float | None = setting(None, "main")
     """Accept only answers that are sure enough: on the validation images, at most this share of the accepted answers
@@ -36,7 +36,7 @@ class Predict(Command):
     their mirror images (multi-crop, ten times the work). Default: the centre alone."""
     device: str | None = setting(None, "hardware")
     """Where to compute. Default: cuda if available, else cpu."""
-    batch_size: int = setting(64, "hardware")
+    batch_size: Count = setting(64, "hardware")
     """Images per batch."""
 
     def run(self) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from semaug.cli.common import Command, command_line, with_flags
 from semaug.training.settings import Select
 from semaug.util.errors import TrainingError
-from semaug.util.ranges import setting
+from semaug.util.ranges import Count, Jobs, Seed, setting
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Reproduce(Command):
     """Only cells with these networks, as the paper writes them: ResNet-50, ViT-B/16, …"""
     method: tuple[str, ...] = setting((), "main")
     """Only cells of these methods: basic, isda, learnable, …"""
-    seeds: tuple[int, ...] | None = setting(None, "main")
+    seeds: tuple[Seed, ...] | None = setting(None, "main")
     """Seeds of each cell. Default: 0 1 2 at full scale, one or two seeds at small scale."""
-    jobs: int | None = setting(None, "hardware")
+    jobs: Jobs | None = setting(None, "hardware")
     """Number of runs at a time. Default: one for each GPU; without a GPU, at small scale one for each core."""
-    epochs: int | None = setting(None, "schedule")
+    epochs: Count | None = setting(None, "schedule")
     """Epochs of every run. Default: the scale's own number."""
     select: Select | None = setting(None, "schedule")
     """Which epoch is kept: the best on a validation split (val), the last one after training on all training images

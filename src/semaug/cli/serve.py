@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import tyro
 
 from semaug.cli.common import Command, choose_device, say
+from semaug.isda.precision import LARGEST_STRENGTH
 from semaug.util.errors import MissingPackageError
-from semaug.util.ranges import setting
+from semaug.util.ranges import Count, Range, Seed, setting
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,15 @@ class Serve(Command):
     """A run directory."""
     host: str = setting("127.0.0.1", "main")
     """The address to listen on. Anyone who can reach it can use the page: there is no password and no encryption."""
-    port: int = setting(8000, "main")
+    port: Annotated[int, Range(0, 65535)] = setting(8000, "main")
     """The port to listen on. 0: a free one."""
-    images: int = setting(2000, "data")
+    images: Count = setting(2000, "data")
     """Largest number of training images to compare with."""
     covariance: Literal["run", "classwise"] | None = setting(None, "method")
     """The run's own Σ, or the class-wise Σ of its final features. Default: the run's own if it has one."""
-    strength: float | None = setting(None, "method")
+    strength: Annotated[float, Range(above=0, most=LARGEST_STRENGTH)] | None = setting(None, "method")
     """λ. Default: that of the end of training."""
-    seed: int = setting(0, "schedule")
+    seed: Seed = setting(0, "schedule")
     """Seed of the choice of training images and of the random features."""
     device: str | None = setting(None, "hardware")
     """Where to compute. Default: cuda if available, else cpu."""

@@ -190,7 +190,6 @@ class TrainConfig:
             SettingError: If a setting is out of range.
         """
         check_ranges(self)
-        check_ranges(self.augmentation)
         embedded, method = self.data == "birds", METHODS[self.method]
         model = self.model or ("small" if embedded else "resnet50")
         default = self.weights is None and not embedded and model != "small"

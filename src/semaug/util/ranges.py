@@ -6,7 +6,7 @@ line and the reference read them there.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -80,11 +80,12 @@ Side = Annotated[int, Range(1, 8192)]  # of an image, in pixels; memory is alloc
 SideOrZero = Annotated[int, Range(0, 8192)]
 Seed = Annotated[int, Range(0, 2**63 - 1)]
 Workers = Annotated[int, Range(0, 256)]  # processes
+Jobs = Annotated[int, Range(1, 256)]  # runs at a time
 
 
 def range_in(kind: Any) -> Range | None:
-    """The range in a type, or in one member of a union; None if there is none."""
-    if get_origin(kind) in (Union, UnionType):
+    """The range in a type, in one member of a union, or of the numbers in a tuple; None if there is none."""
+    if get_origin(kind) in (Union, UnionType, tuple):
         return next(filter(None, map(range_in, get_args(kind))), None)
     return next((mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Range)), None)
 
@@ -96,12 +97,17 @@ def ranges(settings: type) -> dict[str, Range]:
 
 
 def check_ranges(settings: Any) -> None:
-    """Check the numbers in an instance of a class; None and texts, where its types allow them, have no range.
+    """Check the numbers in a dataclass and those in it; None and texts, where its types allow them, have no range.
 
     Raises:
         SettingError: A number is out of its range.
     """
     for name, allowed in ranges(type(settings)).items():
         value = getattr(settings, name)
-        if isinstance(value, int | float) and value not in allowed:
-            raise SettingError(f"`{name}` must be {allowed}, not {value}")
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and number not in allowed:
+                huge = isinstance(number, int) and abs(number) >= 10**30  # Python refuses to write the largest
+                raise SettingError(f"`{name}` must be {allowed}, not {'a number of many digits' if huge else number}")
+    for option in fields(settings):
+        if is_dataclass(inner := getattr(settings, option.name)):
+            check_ranges(inner)

@@ -1,10 +1,9 @@
 """The settings of the benchmark, and the table of variants that it measures."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -12,7 +11,7 @@ from semaug.meta.gradient import Engine
 from semaug.network.network import FrozenBlocks
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import SettingError
-from semaug.util.ranges import setting
+from semaug.util.ranges import CountOrZero, Positive, Range, Seed, Side, check_ranges, setting
 
 INTERVAL = 10  # half steps between two meta updates, in the variants that skip some
 STEPS = INTERVAL // 2  # steps in a turn: one meta update of those variants
@@ -59,13 +58,13 @@ class BenchConfig:
     model: str | None = setting(None, "main")
     """Network: a timm name, torchvision/NAME, or "small", our small network. Default: resnet50 on a GPU, resnet18 on a
     CPU."""
-    pixels: int | None = setting(None, "main")
+    pixels: Side | None = setting(None, "main")
     """Side of the images. Default: 448 on a GPU, 64 on a CPU."""
-    half: int | None = setting(None, "main")
+    half: Annotated[int, Range(2, 1_000_000)] | None = setting(None, "main")
     """Images per half batch; a step uses two halves. Default: 64 on a GPU, 8 on a CPU."""
-    classes: int = setting(200, "main")
+    classes: Annotated[int, Range(2, 1_000_000)] = setting(200, "main")
     """Number of classes."""
-    frozen_blocks: int | Literal["stem"] | None = setting(None, "main")
+    frozen_blocks: CountOrZero | Literal["stem"] | None = setting(None, "main")
     """Freeze the stem and the first N blocks in the pseudo update; stem freezes the stem alone, 0 nothing. Default: 10
     for resnet50, as in the paper; 5 for resnet18; 0 for other models."""
     precision: Literal["fp32", "bf16", "fp16"] | None = setting(None, "main")
@@ -81,10 +80,10 @@ class BenchConfig:
     """Measure P2P-Net on the network instead of the network itself."""
     skip: tuple[str, ...] = setting((), "main")
     """Variants to leave out: isda, paper, paper-double-backward, pipelined, paper-interval, pipelined-interval."""
-    repetitions: int | None = setting(None, "schedule")
+    repetitions: Annotated[int, Range(LEAST_REPETITIONS, 1_000_000)] | None = setting(None, "schedule")
     """Turns of each variant, at least 3; the time limit may end the measurement earlier. Default: 9 on a GPU, 5 on a
     CPU."""
-    seconds: float | None = setting(None, "schedule")
+    seconds: Positive | None = setting(None, "schedule")
     """Time limit. No repetition starts that would end later, but at least 3 are made. A variant whose step takes over
     a second takes turns of one step instead of five, unless it has an interval. If its step takes over a tenth of the
     limit, it takes a single turn. The comparison of the meta-gradients takes some seconds more. Default: 60 on a GPU,
@@ -93,7 +92,7 @@ class BenchConfig:
     """Folder for bench.json (all numbers) and bench.svg (a chart)."""
     device: str | None = setting(None, "hardware")
     """Where to run: cpu, cuda or cuda:N. Default: cuda if available."""
-    seed: int = setting(0, "schedule")
+    seed: Seed = setting(0, "schedule")
     """Seed of all random numbers."""
 
     def resolve(self) -> "BenchConfig":
@@ -128,13 +127,7 @@ class BenchConfig:
         return config
 
     def _check(self) -> None:
-        least = {"pixels": 1, "half": 2, "classes": 2, "frozen_blocks": 0, "repetitions": LEAST_REPETITIONS}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value != "stem" and value < smallest:
-                raise SettingError(f"`{name}` must be at least {smallest}, not {value}")
-        if not (math.isfinite(required(self.seconds)) and required(self.seconds) > 0):
-            raise SettingError(f"`seconds` must be a positive number, not {self.seconds:g}")
+        check_ranges(self)
         if PLAIN in self.skip:
             raise SettingError(f"{PLAIN!r} cannot be skipped: the other variants are measured against it")
         for name in self.skip:
