@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 import semaug
 from semaug.meta import mixing
-from semaug.meta.mixing import DominantClassCovariance, activation_maps, draw_box, find_map_layer, find_stages
+from semaug.meta.mixing import DominantClassCovariance, draw_box, find_stages
+from semaug.network.activation_maps import activation_maps, find_map_layer
 from semaug.util.errors import ModelError
 
 Array = np.ndarray[Any, Any]

@@ -68,6 +68,7 @@ def drawn(runs: dict[str, Path]) -> dict[str, figures.Figure]:
         figures.neighbours(sources, queries=3, count=4),
         figures.diagnostics(runs),
         figures.confusions(runs["basic"], pairs=3),
+        figures.cam(runs["basic"], images=4),
         figures.parts(runs["p2p"], images=2),
         figures.destruction_chart(4, 3),
     ]

@@ -16,6 +16,7 @@ from PIL import Image
 
 from browser import CHROMIUM, POLICY, browse, title_of
 from semaug.data import birds, destruction
+from semaug.data.images import Preprocessing
 from semaug.data.samples import embedded_birds
 from semaug.inference.evaluation import ConfusedPair, Evaluation, Mistake, score
 from semaug.inference.pictures import sample_pictures
@@ -338,10 +339,8 @@ def test_sample_pictures_are_what_the_classifier_says():
 
         classes = ("a", "b", "c", "d")
 
-        class preprocessing:
-            @staticmethod
-            def pixels(image):
-                return np.asarray(image)
+        preprocessing = Preprocessing(96, 96)
+        model = torch.nn.Flatten()  # without a feature map
 
         def __init__(self) -> None:
             self.answers = {drawn.load(i).tobytes(): (drawn.labels[i] + i % 2) % 4 for i in range(len(drawn))}

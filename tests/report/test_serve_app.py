@@ -389,6 +389,7 @@ def test_the_page_works_in_a_browser(port: int, photos: Path, tmp_path: Path) ->
         assert browser.value("document.getElementById('state').textContent") == photo.name
         browser.wait("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
         assert browser.value("document.querySelectorAll('#nearest img').length") == 6
+        assert browser.value("document.getElementById('map').naturalWidth") == 32  # what speaks for the class
         names = browser.value("[...document.querySelectorAll('#top span')].map(span => span.textContent)")
         assert CLASS in names  # as text
         before = browser.value(shown)
@@ -413,7 +414,7 @@ def test_the_page_works_in_a_browser(port: int, photos: Path, tmp_path: Path) ->
         assert "it is not an image" in browser.value("document.getElementById('state').textContent")
         assert browser.value("document.getElementById('result').hidden")
         assert all("415" in complaint for complaint in browser.complaints)  # Chromium reports every refusal
-        addresses = {re.sub(r"^(blob:)?(http://127\.0\.0\.1:\d+).*|^data:,$", r"\2", url) for url in browser.requests}
+        addresses = {re.sub(r"^(blob:)?(http://127\.0\.0\.1:\d+).*|^data:.*$", r"\2", url) for url in browser.requests}
         assert addresses <= {f"http://127.0.0.1:{port}", "", "about:blank"}
 
 

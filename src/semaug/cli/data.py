@@ -1,15 +1,22 @@
-"""`semaug data`: check data sets, and pack them into shards."""
+"""`semaug data`: check, divide and pack data sets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from semaug.cli.common import Command, show
-from semaug.util.errors import DataError
+from semaug.cli.common import Command, choose_device, show
+from semaug.util.errors import DataError, SettingError
 from semaug.util.names import counted, printable
 from semaug.util.ranges import Count, Seed, Workers
+
+if TYPE_CHECKING:
+    from semaug.data.check import NearDuplicate
+    from semaug.data.samples import DataSet
+
+PAIRS = 20  # that look the same, in the output of the check
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,16 @@ class Check(Command):
     """End with exit code 2 if there is any problem, for use in scripts."""
     workers: Workers = 2
     """Number of processes that read images."""
+    near_duplicates: str | None = None
+    """Also find images of different splits that look the same, by their features: of a run directory; of a pretrained
+    model by its name; or "pixels": small grey pictures, without a network. Of a single split, any two are compared.
+    Default: no."""
+    weights: Path | None = None
+    """Weights of the model that near_duplicates names (.safetensors). Default: those of its library are downloaded."""
+    similarity: float = 0.9
+    """Images look the same if the cosine of their features is at least this."""
+    device: str | None = None
+    """Where that model runs. Default: cuda if available, else cpu."""
 
     def run(self) -> None:
         from semaug.data.check import NAMED, check_data
@@ -39,6 +56,8 @@ class Check(Command):
         damaged = damaged_shards(Path(self.data)) if holds_shards(Path(self.data)) else []
         with Progress().task("reading images", sum(len(samples) for samples in data.splits.values())) as advance:
             report = check_data(data, self.workers, advance)
+        if self.near_duplicates is not None:
+            report = replace(report, near_duplicates=self._near_duplicates(data))
         show(f"{report.name}: {counted(report.classes, 'class')}")
         for name, split in report.splits.items():
             line = f"  {name}: {counted(split.images, 'image')} of {counted(split.classes, 'class')}"
@@ -50,6 +69,9 @@ class Check(Command):
             show(line)
         for problem in report.problems:
             show(f"  ! {problem}")
+        for pair in report.near_duplicates[:PAIRS] if len(report.near_duplicates) > NAMED else ():
+            places = (f"{image.split}: {image.name}" for image in (pair.first, pair.second))
+            show(f"    {pair.similarity:.3f}  {'  '.join(places)}")
         for item in report.unreadable if len(report.unreadable) > NAMED else ():  # the sentence above lists a few
             show(f"    {item.image.name}: {item.reason}")
         if damaged:
@@ -61,6 +83,64 @@ class Check(Command):
         problems = len(report.problems) + bool(damaged)
         if self.strict and problems:
             raise DataError(f"{printable(self.data)} has {counted(problems, 'problem')}")
+
+    def _near_duplicates(self, data: "DataSet") -> "tuple[NearDuplicate, ...]":
+        from semaug.data.near_duplicates import Embed, grey_thumbnails, near_duplicates
+
+        if not -1 <= self.similarity <= 1:
+            raise SettingError(f"`similarity` must lie between -1 and 1, not {self.similarity:g}")
+        embed: Embed = partial(grey_thumbnails, workers=self.workers)
+        if self.near_duplicates not in (None, "pixels"):
+            from semaug.inference.embedding import embed_images, open_features
+
+            device = choose_device(self.device)
+            network, preprocessing = open_features(str(self.near_duplicates), self.weights, device)
+            embed = partial(embed_images, network, preprocessing, device=device)
+        return near_duplicates(data, embed, self.similarity)
+
+
+@dataclass(frozen=True)
+class Split(Command):
+    """Divide a data set of image files into train, val and test, with the same share of every class, and save it.
+
+    The file is a table that every other command takes as a data set. A test split that exists already stays as it is.
+    """
+
+    data: Annotated[str, tyro.conf.Positional]
+    """Name of a data set, or path of a folder or table of images."""
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """The .csv file to write: columns path, label, split and group."""
+    data_root: Path | None = None
+    """Folder that holds the named data sets. Default: $SEMAUG_DATA, or ./data."""
+    group_by: str | None = None
+    """Keep images together that belong together, such as those of one individual or sequence: "folder", or a column of
+    the table. Default: every image for itself."""
+    val_fraction: float = 0.1
+    """Share of validation images."""
+    test_fraction: float | None = None
+    """Share of test images. Default: 0.2, or none if the data set has a test split."""
+    seed: int = 0
+    """Seed of the choice."""
+
+    def run(self) -> None:
+        from semaug.data.readers import read_data, refuse_ambiguity
+        from semaug.data.splitting import split_data, write_split
+
+        refuse_ambiguity(self.data, self.data_root)
+        data = read_data(self.data, self.data_root)
+        table = Path(self.data) if Path(self.data).is_file() else None
+        fractions = (self.val_fraction, self.test_fraction)
+        rows = split_data(data, *fractions, group_by=self.group_by, table=table, seed=self.seed)
+        if self.output.suffix.lower() != ".csv":
+            raise SettingError(f"`output` must end with .csv, not {self.output.suffix or self.output}")
+        write_split(rows, self.output)
+        show(f"{self.output}: {counted(len(data.classes), 'class')}")
+        for split in ("train", "val", "test"):
+            own = [row for row in rows if row.split == split]
+            groups = "" if self.group_by is None else f" in {counted(len({row.group for row in own}), 'group')}"
+            if own:
+                classes = counted(len({row.class_name for row in own}), "class")
+                show(f"  {split}: {counted(len(own), 'image')} of {classes}{groups}, {len(own) / len(rows):.1%}")
 
 
 @dataclass(frozen=True)
@@ -113,10 +193,11 @@ class Destruction(Command):
 
 @dataclass(frozen=True)
 class Data(Command):
-    """Check data sets, and pack them into shards."""
+    """Check data sets, divide them into splits, and pack them into shards."""
 
     command: (
         Annotated[Check, tyro.conf.subcommand("check")]
+        | Annotated[Split, tyro.conf.subcommand("split")]
         | Annotated[Shards, tyro.conf.subcommand("shards")]
         | Annotated[Destruction, tyro.conf.subcommand("destruction")]
     )

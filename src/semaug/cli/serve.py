@@ -1,15 +1,18 @@
-"""`semaug serve`: try a trained model in the browser."""
+"""`semaug serve`: try a trained model in the browser, or use it from programs."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from semaug.cli.common import Command, choose_device, say
 from semaug.isda.precision import LARGEST_STRENGTH
 from semaug.util.errors import MissingPackageError
-from semaug.util.ranges import Count, Range, Seed, setting
+from semaug.util.ranges import CountOrZero, Range, Seed, setting
+
+if TYPE_CHECKING:
+    from semaug.report.serve.answers import Guide
 
 
 @dataclass(frozen=True)
@@ -17,17 +20,18 @@ class Serve(Command):
     """Try a trained model in the browser: drop an image, see its classes and the nearest training images.
 
     A slider moves the image's feature along directions of the augmentation, and shows how the nearest images change.
-    The page is for this machine only. Needs pip install '.[serve]', and the training images.
+    Programs send images to /predict and get JSON; /api describes how. By default the server is for this machine only.
+    Needs pip install '.[serve]' and, for the page, the training images.
     """
 
     model: Annotated[Path, tyro.conf.Positional]
-    """A run directory."""
+    """A run directory. For the API alone, also an exported folder or its model.onnx."""
     host: str = setting("127.0.0.1", "main")
     """The address to listen on. Anyone who can reach it can use the page: there is no password and no encryption."""
     port: Annotated[int, Range(0, 65535)] = setting(8000, "main")
     """The port to listen on. 0: a free one."""
-    images: Count = setting(2000, "data")
-    """Largest number of training images to compare with."""
+    images: CountOrZero = setting(2000, "data")
+    """Largest number of training images to compare with. 0: no page and no training images, the API alone."""
     covariance: Literal["run", "classwise"] | None = setting(None, "method")
     """The run's own Σ, or the class-wise Σ of its final features. Default: the run's own if it has one."""
     strength: Annotated[float, Range(above=0, most=LARGEST_STRENGTH)] | None = setting(None, "method")
@@ -42,21 +46,27 @@ class Serve(Command):
             from semaug.report.serve import app
         except ModuleNotFoundError as error:
             raise MissingPackageError(f"the page needs {error.name}: pip install '.[serve]' in the clone") from error
+        from semaug.inference.classifier import open_classifier
+
+        with app.listen(self.host, self.port) as listening:  # first, so that a port in use is reported without delay
+            device = choose_device(self.device)
+            guide = self._guide(device) if self.images else open_classifier(self.model, device)
+            if not app.is_loopback(self.host):
+                say(f"anyone who can reach {self.host} can use this page; there is no password")
+            print(f"{app.address(listening)} shows the {'page' if self.images else 'API'}; Ctrl-C ends it", flush=True)
+            app.run(app.application(guide, self.model.resolve().name, self.host), listening)
+
+    def _guide(self, device: str) -> "Guide":
         from semaug.report.serve.answers import open_guide
         from semaug.util.progress import Progress
 
-        with app.listen(self.host, self.port) as listening:  # first, so that a port in use is reported without delay
-            with Progress().task("reading training images", self.images) as advance:
-                guide = open_guide(
-                    self.model,
-                    covariance=self.covariance,
-                    strength=self.strength,
-                    images=self.images,
-                    seed=self.seed,
-                    device=choose_device(self.device),
-                    progress=advance,
-                )
-            if not app.is_loopback(self.host):
-                say(f"anyone who can reach {self.host} can use this page; there is no password")
-            print(f"{app.address(listening)} shows the page; Ctrl-C ends it", flush=True)
-            app.run(app.application(guide, self.model.resolve().name, self.host), listening)
+        with Progress().task("reading training images", self.images) as advance:
+            return open_guide(
+                self.model,
+                covariance=self.covariance,
+                strength=self.strength,
+                images=self.images,
+                seed=self.seed,
+                device=device,
+                progress=advance,
+            )

@@ -5,8 +5,9 @@ Annotation files of downloaded data sets are untrusted: whatever they hold, the 
 """
 
 import os
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
@@ -124,17 +125,53 @@ def data_set(
     if absent:
         first = shown(str(absent[0]).removeprefix(f"{folder}{os.sep}"))
         raise DataError(f"{len(absent)} of the {len(files)} images listed in {source} are missing, first {first}")
+    by_split = {split: [label for _, label in entries] for split, entries in splits.items()}
+    check_labels(source, classes, by_split, ignored)
+    samples: dict[str, Samples] = {}
+    for split in ("train", "val", "test"):
+        if split in splits:
+            images, labels = zip(*splits[split], strict=True)
+            samples[split] = ImageFiles(folder, images, labels)
+    return DataSet(name, tuple(classes), samples, ignored or {})
+
+
+def class_order(labels: Collection[str]) -> list[str]:
+    """Order labels as classes: by the alphabet, or by value if all are whole numbers ("9" before "10")."""
+    are_numbers = all(label.isascii() and label.isdigit() for label in labels)
+    return sorted(labels, key=lambda label: (len(label), label) if are_numbers else (0, label))
+
+
+def split_in(path: Path) -> str:
+    """The split that a word of a path names, as in data/test-00000-of-00002.parquet; "train" if none does."""
+    words = re.findall("[a-z]+", path.as_posix().lower())
+    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), "train")
+
+
+def check_labels(
+    source: Path, classes: Sequence[str], splits: Mapping[str, Sequence[int]], ignored: Mapping[str, int] | None = None
+) -> None:
+    """Check that a data set can be trained on.
+
+    Args:
+        source: The file or folder that messages name.
+        classes: Class names, indexed by label.
+        splits: The labels of each split.
+        ignored: Number of files of other types, by suffix.
+
+    Raises:
+        DataError: A split or class has no images, two classes share a name, or a name is too long.
+    """
     repeated = [class_name for class_name, count in Counter(classes).items() if count > 1]
     if repeated:
         raise DataError(f"two classes of {source} have the same name: {some(repeated)}")
     long = [class_name for class_name in classes if len(class_name) > MAX_CLASS_NAME]
     if long:
         raise DataError(f"names of classes in {source} have more than {MAX_CLASS_NAME} characters: {some(long)}")
-    trained = {label for _, label in splits["train"]}
-    for split, entries in splits.items():
-        if not entries:
+    trained = set(splits["train"])
+    for split, labels in splits.items():
+        if not labels:
             raise DataError(f"{source} has no images in the split {split}")
-        extra = sorted({label for _, label in entries} - trained)
+        extra = sorted(set(labels) - trained)
         if extra and trained:
             names = some(classes[label] for label in extra)
             raise DataError(f"{source} has classes in {split} that are not in train: {names}")
@@ -142,9 +179,3 @@ def data_set(
     if without:
         others = f"; {ignored_files(ignored)}" if ignored else ""
         raise DataError(f"{source} has classes without images: {some(without)}{others}")
-    samples: dict[str, Samples] = {}
-    for split in ("train", "val", "test"):
-        if split in splits:
-            images, labels = zip(*splits[split], strict=True)
-            samples[split] = ImageFiles(folder, images, labels)
-    return DataSet(name, tuple(classes), samples, ignored or {})

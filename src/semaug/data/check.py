@@ -61,6 +61,15 @@ class Unreadable:
 
 
 @dataclass(frozen=True)
+class NearDuplicate:
+    """Two images that look the same, and the cosine of their features."""
+
+    first: ImageName
+    second: ImageName
+    similarity: float
+
+
+@dataclass(frozen=True)
 class Report:
     """The result of :func:`check_data`."""
 
@@ -78,6 +87,8 @@ class Report:
     """Classes with fewer than TINY_CLASS training images, with their number."""
     ignored: dict[str, int]
     """Number of files of other types, by suffix."""
+    near_duplicates: tuple[NearDuplicate, ...] = ()
+    """Images of different splits that look the same (:mod:`semaug.data.near_duplicates`)."""
 
     @property
     def problems(self) -> list[str]:
@@ -97,6 +108,8 @@ class Report:
         contradictory = [group for group in groups if len({image.class_name for image in group}) > 1]
         why = "in more than one split, which makes the accuracy measured on them meaningless"
         report(self.duplicates_across, "image", why, _equal)
+        alike = "alike, which makes the accuracy measured on them too good"
+        report(self.near_duplicates, "pair of images", alike, _alike, "looks look")
         report(self.unreadable, "image", "unreadable", lambda item: f"{_place(item.image)} ({item.reason})")
         report(contradictory, "image", "in more than one class", _equal)
         for split, missing in self.missing_classes.items():
@@ -195,6 +208,10 @@ def _spread(numbers: Sequence[int]) -> Spread | None:
 
 def _place(image: ImageName) -> str:
     return f"{image.split}: {printable(image.name)}"
+
+
+def _alike(pair: NearDuplicate) -> str:
+    return f"{_place(pair.first)} ≈ {_place(pair.second)} ({pair.similarity:.2f})"
 
 
 def _equal(group: Sequence[ImageName]) -> str:

@@ -171,7 +171,7 @@ _READ_WHOLE = (
 )  # fmt: skip
 
 
-class _TarInfo(tarfile.TarInfo):
+class TarHeader(tarfile.TarInfo):
     """A tar header; sizes that would fill the memory or lead backwards are refused."""
 
     @classmethod
@@ -235,6 +235,6 @@ def extract(archive: Path, folder: Path, max_bytes: int = MAX_BYTES, max_files: 
 
 def _opened_tar(archive: BinaryIO) -> tarfile.TarFile | None:
     try:
-        return tarfile.open(fileobj=archive, tarinfo=_TarInfo)
+        return tarfile.open(fileobj=archive, tarinfo=TarHeader)
     except tarfile.ReadError:
         return None

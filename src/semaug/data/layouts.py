@@ -16,10 +16,19 @@ from typing import Any
 
 from semaug.data.annotations import SPLIT_NAMES, Field, Splits, data_set, lines, numbered, pairs
 from semaug.data.downloads import Archive
+from semaug.data.huggingface import (
+    holds_metadata,
+    holds_parquet,
+    holds_saved,
+    read_metadata,
+    read_parquet_images,
+    read_saved,
+)
 from semaug.data.matlab import read_variable
 from semaug.data.samples import IMAGE_SUFFIXES, DataSet, ignored_files
 from semaug.data.shards import holds_shards, read_shards
 from semaug.data.tables import TABLE_SUFFIXES, read_table
+from semaug.data.webdataset import holds_tars, read_webdataset
 from semaug.util.errors import DataError
 from semaug.util.names import shown
 
@@ -273,6 +282,8 @@ def _is_cars(folder: Path) -> bool:
 
 LAYOUTS = [
     Layout("shards", holds_shards, read_shards),
+    Layout("hugging-face", holds_saved, read_saved),
+    Layout("hugging-face-parquet", holds_parquet, read_parquet_images),
     Layout("table", lambda path: path.is_file() and path.suffix.lower() in TABLE_SUFFIXES, read_table),
     Layout(
         "nabirds",
@@ -324,6 +335,8 @@ LAYOUTS = [
         folders=("imagenet", "ILSVRC/Data/CLS-LOC", "ILSVRC2012"),
         source="ILSVRC2012's training and validation images from https://image-net.org (after registering)",
     ),
+    Layout("hugging-face-metadata", holds_metadata, read_metadata),
+    Layout("webdataset", holds_tars, read_webdataset),
     Layout("folder", Path.is_dir, read_folder),
 ]
 """In the order in which a path is tried."""

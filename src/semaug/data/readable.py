@@ -109,7 +109,7 @@ def _unreadable(
     whole = samples
     while isinstance(whole, Subset):
         whole = whole.whole
-    if not isinstance(whole, ImageFiles | ShardedImages):
+    if not isinstance(whole, ImageFiles | ShardedImages):  # images that are drawn
         return {}
     if cache is None:
         return decode(samples, preprocessing, workers, progress)

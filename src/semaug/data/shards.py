@@ -143,6 +143,8 @@ def _encoded(samples: Samples, i: int) -> tuple[bytes, str]:
     if isinstance(samples, ImageFiles):
         file = samples.files[i]
         return read_bytes(file, MAX_IMAGE_BYTES), file.suffix.lower().removeprefix(".") or "img"
+    if isinstance(samples, ShardedImages):
+        return samples.content(i), Path(samples.name(i)).suffix.lower().removeprefix(".") or "img"
     content = io.BytesIO()
     samples.load(i).save(content, "PNG")
     return content.getvalue(), "png"
@@ -255,10 +257,13 @@ class ShardedImages:
     def __len__(self) -> int:
         return len(self.table)
 
+    def content(self, i: int) -> bytes:
+        """The bytes of the file of image `i`."""
+        return _read_part(self.files[self.shard[i]], self.table[i, :2])
+
     def load(self, i: int) -> Image.Image:
-        content = _read_part(self.files[self.shard[i]], self.table[i, :2])
         try:
-            return image_in(content)
+            return image_in(self.content(i))
         except DataError as error:  # the name is read only now
             reason = f"cannot read the image {printable(self.name(i))}: {why_unreadable(error)}"
             raise DataError(reason) from error.__cause__

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from semaug.data.annotations import MAX_ANNOTATION_BYTES, SPLIT_NAMES, Splits, data_set, read_content
+from semaug.data.annotations import MAX_ANNOTATION_BYTES, SPLIT_NAMES, Splits, class_order, data_set, read_content
 from semaug.data.samples import DataSet
 from semaug.util.errors import DataError, MissingPackageError, SemaugError
 from semaug.util.names import shown, some, unescape_formula
@@ -15,7 +15,11 @@ from semaug.util.untrusted import open_regular
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 _MAX_ROWS = 20_000_000  # a few bytes of Parquet can stand for any number
-_COLUMNS = {"path": ("path", "image", "file", "filename"), "label": ("label", "class"), "split": ("split",)}
+_COLUMNS = {
+    "path": ("path", "image", "file", "filename", "file_name"),
+    "label": ("label", "class"),
+    "split": ("split",),
+}
 
 
 def read_table(path: Path) -> DataSet:
@@ -32,10 +36,8 @@ def read_table(path: Path) -> DataSet:
         DataError: The table is damaged or incomplete, or none of the files that it lists exists.
         MissingPackageError: Parquet needs pyarrow.
     """
-    rows = list(_parquet_rows(path) if path.suffix.lower() == ".parquet" else _csv_rows(path))
-    labels = {label for _, _, label, _ in rows}
-    are_numbers = all(label.isascii() and label.isdigit() for label in labels)
-    classes = sorted(labels, key=lambda label: (len(label), label) if are_numbers else (0, label))  # "9" before "10"
+    rows = list(_parquet_rows(path) if path.suffix.lower() == ".parquet" else csv_rows(path))
+    classes = class_order({label for _, _, label, _ in rows})
     index = {label: i for i, label in enumerate(classes)}
     splits: Splits = {"train": []}
     for place, image, label, split in rows:
@@ -66,7 +68,7 @@ Row = tuple[str, str, str, str]
 """Place in the file, image, label and split."""
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
+def csv_rows(path: Path) -> Iterator[Row]:
     content = read_content(path)
     try:
         text = content.decode("utf-8-sig")
@@ -86,6 +88,19 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             yield _row(place, [row[column] for column in columns])
     except csv.Error as error:
         raise DataError(f"{path} line {reader.line_num}: {error}") from error
+
+
+def read_groups(path: Path, column: str) -> dict[Path, str]:
+    """The cells of a further column of a .csv or .tsv table, by image file; raises DataError if there is none."""
+    if path.suffix.lower() == ".parquet":
+        raise DataError(f"{path} is a Parquet file; save it as .csv to group images by a column")
+    text = read_content(path).decode("utf-8-sig", errors="replace")
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=_delimiter(path, text))
+    header = list(rows.fieldnames or [])
+    if column not in header:
+        raise DataError(f"{path} has no column {shown(column)}; its columns are: {some(header) or 'none'}")
+    image = _columns(path, header)[0]
+    return {_image(path.parent, row[image]): unescape_formula((row[column] or "").strip()) for row in rows}
 
 
 def _delimiter(path: Path, text: str) -> str:

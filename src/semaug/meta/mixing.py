@@ -7,8 +7,7 @@ random numbers follow from the seed and the number of the half step, so ranks ag
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,24 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from semaug.isda.covariance import Covariance
-from semaug.isda.precision import full_precision, widened
+from semaug.isda.precision import widened
 from semaug.isda.sources import ClassCovariance, Constant, Source
 from semaug.meta.algorithm import Algorithm1
 from semaug.meta.diagnostics import Metrics
 from semaug.meta.learner import LearnableAugmentation
 from semaug.meta.updates import HalfBatch
+from semaug.network.activation_maps import (
+    activation_maps,
+    are_equal,
+    feature_maps,
+    features_with,
+    find_map_layer,
+    hooked,
+    noise_like,
+    output_shapes,
+)
 from semaug.network.blocks import Block, below
 from semaug.network.network import Network
-from semaug.network.randomness import restored_random_state
-from semaug.network.views import evaluation_mode
 from semaug.util.errors import ModelError
 
 SNAPMIX_BETA = 5.0  # both parameters of the Beta distribution of a box's area, in the paper
@@ -48,6 +55,11 @@ class Mixing(Algorithm1):
     def random(self) -> np.random.Generator:
         """The random numbers of the present half step, the same on all ranks."""
         return np.random.default_rng((self.seed, self.half_steps))
+
+
+def _previous(values: Tensor) -> Tensor:
+    """The row before each row; before the first comes the last."""
+    return torch.cat([values[-1:], values[:-1]])
 
 
 # -- SnapMix ----------------------------------------------------------------------------------------------------------
@@ -93,75 +105,6 @@ def draw_box(random: np.random.Generator, height: int, width: int) -> Box:
         first = max(0, centre - half)
         sides.append(slice(first, max(first + 1, min(side, centre + half))))
     return sides[0], sides[1]
-
-
-def find_map_layer(network: Network, images: Tensor) -> str:
-    """Find the module whose output is the last feature map (N, D, h, w), D the dimension of the head's input.
-
-    Args:
-        network: The classifier.
-        images: A batch like those to come.
-
-    Returns:
-        Name of the module.
-
-    Raises:
-        ModelError: There is no such module.
-    """
-    noise = _noise_like(images)
-    known = dict(network.model.named_modules())
-    for name, shape in reversed(_output_shapes(network, known, noise)):
-        if len(shape) == 4 and shape[1] == network.feature_dim and math.prod(shape[2:]) > 1:
-            # The head sees a pooled map if it does not matter where in the map something is.
-            features = [_features(network, noise, known[name], change) for change in (torch.clone, _turned)]
-            if _are_equal(*features):
-                return name
-            break
-    raise ModelError(
-        f"SnapMix needs a map of {network.feature_dim} channels and more than one position that is pooled before the "
-        f"head, and {type(network.model).__name__} has none; choose another network, or larger images",
-        on_all_ranks=True,
-    )
-
-
-@torch.no_grad()
-def feature_maps(network: Network, layer: str, images: Tensor) -> Tensor:
-    """The output (N, D, h, w) of a module in a pass that moves no statistics.
-
-    Args:
-        network: The classifier.
-        layer: Name of the module.
-        images: Batch (N, 3, H, W).
-
-    Returns:
-        The feature maps, without a graph.
-    """
-    outputs: list[Tensor] = []
-    with _hook(network.model.get_submodule(layer), lambda output: outputs.append(output)):
-        network.forward_late(images)
-    return outputs[-1]
-
-
-@torch.no_grad()
-def activation_maps(features: Tensor, weight: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Class-activation maps at the size of the images, each at least 0 with a sum of 1.
-
-    The head's bias adds the same number everywhere and drops out.
-
-    Args:
-        features: Feature maps (N, D, h, w).
-        weight: The head's weight (N, D) for the class of each image.
-        size: Height and width of the images.
-
-    Returns:
-        Maps (N, H, W). A map that is the same everywhere becomes the uniform distribution.
-    """
-    with full_precision(features):
-        maps = torch.einsum("ndhw,nd->nhw", widened(features), widened(weight))
-    maps = F.interpolate(maps[:, None], size, mode="bilinear", align_corners=False)[:, 0]
-    maps = maps - maps.amin((1, 2), keepdim=True)
-    total = maps.sum((1, 2), keepdim=True)
-    return torch.where(total > 0, maps / total, 1 / math.prod(size))
 
 
 @torch.no_grad()
@@ -212,7 +155,7 @@ class ManifoldMixing(Mixing):
                 part.images = blend(part.images, own)
         if layer is None:
             return super().half_step(batch, meta_batch)
-        with _hook(network.model.get_submodule(layer), lambda output: blend(output, own)):
+        with hooked(network.model.get_submodule(layer), lambda output: blend(output, own)):
             return super().half_step(batch, meta_batch)
 
 
@@ -240,9 +183,9 @@ def find_stages(network: Network, images: Tensor, count: int) -> list[str]:
     """
     blocks = [_module_of(network.model, block) for block in network.blocks if block.name != "stem"]
     known = {name: network.model.get_submodule(name) for name in blocks if name}
-    noise = _noise_like(images)
+    noise = noise_like(images)
     stages: dict[tuple[int, ...], list[str]] = {}  # the blocks of each resolution
-    for name, shape in _output_shapes(network, known, noise):
+    for name, shape in output_shapes(network, known, noise):
         stages.setdefault(shape[2:] if len(shape) == 4 else shape[1:-1], []).append(name)
     ends = []
     for names in stages.values():
@@ -270,7 +213,7 @@ def _module_of(model: nn.Module, block: Block) -> str:
 
 def _is_bottleneck(network: Network, module: nn.Module, noise: Tensor) -> bool:
     """Whether images have the same features once the module has the same output for them."""
-    return _are_equal(*_features(network, noise, module, lambda output: output[:1].expand_as(output).clone()))
+    return are_equal(*features_with(network, noise, module, lambda output: output[:1].expand_as(output).clone()))
 
 
 # -- learners ---------------------------------------------------------------------------------------------------------
@@ -389,69 +332,3 @@ class DominantClassCovariance(ClassCovariance):
 
 def _dominant(labels: Tensor) -> Tensor:
     return labels.argmax(1) if labels.is_floating_point() else labels
-
-
-# -- outputs of modules -----------------------------------------------------------------------------------------------
-
-
-def _previous(values: Tensor) -> Tensor:
-    """The row before each row; before the first comes the last."""
-    return torch.cat([values[-1:], values[:-1]])
-
-
-@contextmanager
-def _hook(module: nn.Module, change: Callable[[Tensor], Any]) -> Iterator[None]:
-    """Call a function on the module's outputs; what it returns, unless None, takes their place. Views follow."""
-    handle = module.register_forward_hook(lambda _module, _inputs, output: change(output))
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def _quietly(network: Network, images: Tensor) -> Iterator[None]:
-    """For a pass that leaves no trace: no graph, evaluation mode, random generators restored."""
-    with torch.no_grad(), evaluation_mode(network.model), restored_random_state(images.device):
-        yield
-
-
-def _noise_like(images: Tensor) -> Tensor:
-    """Two random images like those of a batch, always the same."""
-    return torch.randn(2, *images.shape[1:], generator=torch.Generator().manual_seed(0)).to(images)
-
-
-def _turned(maps: Tensor) -> Tensor:
-    return maps.flip((-2, -1))
-
-
-def _features(network: Network, noise: Tensor, module: nn.Module, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """The features (2, D) of noise, with a module's output changed."""
-    with _quietly(network, noise), _hook(module, change):
-        return network.forward_late(noise)[0]
-
-
-def _are_equal(first: Tensor, second: Tensor) -> bool:
-    return torch.allclose(first, second, rtol=1e-3, atol=1e-4 * float(first.abs().max()))
-
-
-def _output_shapes(
-    network: Network, modules: Mapping[str, nn.Module], images: Tensor
-) -> list[tuple[str, tuple[int, ...]]]:
-    """Name and shape of the modules' outputs that are tensors, in the order in which they are computed."""
-    shapes: list[tuple[str, tuple[int, ...]]] = []
-    handles = [
-        module.register_forward_hook(
-            lambda _module, _inputs, output, name=name: (
-                shapes.append((name, tuple(output.shape))) if isinstance(output, Tensor) else None
-            )
-        )
-        for name, module in modules.items()
-    ]
-    try:
-        with _quietly(network, images):
-            network.forward_late(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return shapes

@@ -9,6 +9,7 @@
 | `blocks`    | head and blocks of any model                                                |
 | `models`    | backbones by name, weights from files                                       |
 | `pretrained` | pretrained weights from the Hugging Face hub                               |
+| `activation_maps` | class-activation maps, and the outputs of single modules                  |
 | `batchnorm` | BatchNorm over all ranks                                                    |
 | `tangents`  | forward-mode rules                                                          |
 | `recording` | operator outputs that a tangent pass reuses                                 |

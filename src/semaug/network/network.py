@@ -310,13 +310,13 @@ class Network:
     def _run_all(self, view: View, images: Tensor) -> Tensor:
         """Features from the whole pass."""
         if self.composite is None:
-            return self._checked(_logits(view.call(images)), images)
+            return self._checked(model_logits(view.call(images)), images)
         return self._checked(self.composite.logits(self.composite.run(view.root, images)), images)
 
     def _run_head(self, root: nn.Module, images: Tensor) -> Tensor:
         """The head's output, or its input in a view, from as much of the pass as it needs."""
         if self.composite is None:
-            return _logits(root(images))
+            return model_logits(root(images))
         if self.composite.run_head is not None:
             return self.composite.run_head(root, images)
         return self.composite.logits(self.composite.run(root, images))
@@ -338,7 +338,7 @@ class Network:
         return features
 
 
-def _logits(output: Any) -> Tensor:
+def model_logits(output: Any) -> Tensor:
     """A model's output, or its ``logits`` where it is an object that has them, as in Hugging Face's models."""
     return cast(Tensor, getattr(output, "logits", output))
 

@@ -194,5 +194,8 @@ def _metrics(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _is_sample(sample: Any) -> bool:
-    """Whether a sample holds its picture: the browser would fetch an address."""
-    return isinstance(sample, dict) and _PICTURE.fullmatch(str(sample.get("image"))) is not None
+    """Whether a sample holds its picture and, if it has one, its map: the browser would fetch an address."""
+    if not isinstance(sample, dict):
+        return False
+    pictures = [sample.get("image"), *([sample["map"]] if "map" in sample else [])]
+    return all(_PICTURE.fullmatch(str(picture)) for picture in pictures)

@@ -29,8 +29,9 @@ def some(names: Iterable[str]) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things, such as "1 class" and "2 classes"."""
-    return f"{count} {noun if count == 1 else f'{noun}es' if noun.endswith('s') else f'{noun}s'}"
+    """A number of things, such as "1 class", "2 classes" and "3 pairs of images"."""
+    word, of, rest = noun.partition(" of ")
+    return f"{count} {noun if count == 1 else f'{word}es{of}{rest}' if word.endswith('s') else f'{word}s{of}{rest}'}"
 
 
 def class_title(name: str) -> str:

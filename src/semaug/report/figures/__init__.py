@@ -5,6 +5,7 @@
 | `table`                                | all figures by name; where a new figure is added                   |
 | `neighbours`, `tsne`, `augmentations`  | features: nearest images, look-alike classes, augmented features   |
 | `diagnostics`, `confusions`, `parts`   | Σ during training, confused classes, the parts of a P2P-Net         |
+| `cam`                                  | class-activation maps                                              |
 | `destruction`                          | how often image augmentation destroys the only cue                 |
 | `figure`                               | a figure, its page and its files                                   |
 | `features`, `runs`, `groups`           | images and their features, runs with Σ, groups of look-alike classes |
@@ -13,6 +14,7 @@ All are deterministic: the same runs, images and seed give the same figure on th
 """
 
 from semaug.report.figures.augmentations import augmentations
+from semaug.report.figures.cam import cam
 from semaug.report.figures.confusions import confusions
 from semaug.report.figures.destruction import destruction_chart
 from semaug.report.figures.diagnostics import diagnostics
@@ -27,6 +29,7 @@ __all__ = [
     "Figure",
     "FigureKind",
     "augmentations",
+    "cam",
     "confusions",
     "destruction_chart",
     "diagnostics",

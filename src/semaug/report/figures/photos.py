@@ -63,7 +63,7 @@ def photo_grid(blocks: Sequence[PhotoBlock]) -> "Figure":
         if photo.good is not None:
             look: dict[str, Any] = {"ec": COLOURS[0]} if photo.good else {"ec": COLOURS[1], "ls": (0, (2.2, 1.1))}
             axes.add_patch(Rectangle((x, y), size, size, fill=False, lw=3, clip_on=False, **look))
-        write(x + size / 2, y + size + 0.06, _wrapped(photo.text, 17), ha="center", size=6.5, color=SOFT)
+        write(x + size / 2, y + size + 0.06, _wrapped(photo.text, 16), ha="center", size=6.5, color=SOFT)
 
     for i, block in enumerate(blocks):
         x, y = i % 2 * block_width, i // 2 * block_height
@@ -72,7 +72,7 @@ def photo_grid(blocks: Sequence[PhotoBlock]) -> "Figure":
         if block.query:
             show(block.query, (x, y), 1.25)
         for label, note, photos in block.rows:
-            lines = _wrapped(label, 18)
+            lines = _wrapped(label, 16)
             write(x + start, y + 0.1, lines, size=9, weight="bold")
             write(x + start, y + 0.28 + 0.15 * lines.count("\n"), _wrapped(note, 24), size=7, color=SOFT)
             for k, photo in enumerate(photos):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from semaug.report.figures.augmentations import augmentations
+from semaug.report.figures.cam import cam
 from semaug.report.figures.confusions import confusions
 from semaug.report.figures.destruction import destruction_chart
 from semaug.report.figures.diagnostics import diagnostics
@@ -45,6 +46,7 @@ FIGURES: dict[str, FigureKind] = {
         augmentations, "all", "original and augmented features under one run, with the Σ of it or of a second run"
     ),
     "diagnostics": FigureKind(diagnostics, "all", "Σ during training"),
+    "cam": FigureKind(cam, "each", "where the network looks: class-activation maps over photos"),
     "confusions": FigureKind(confusions, "each", "the most confused classes, with photos"),
     "parts": FigureKind(parts, "each", "the parts that a P2P-Net finds in its images"),
     "destruction": FigureKind(destruction_chart, "none", "how often image augmentation destroys the only cue"),

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from semaug.data.images import ProgressCallback
+from semaug.inference.pictures import class_overlays, data_uri
 from semaug.inference.runs import read_description
 from semaug.isda.covariance import Covariance, Diagonal, Full
 from semaug.report.figures.features import ImageFeatures, choose_images, compute_features, run_images
@@ -59,7 +60,8 @@ class Guide:
             pixels: The image, resized as by the classifier's preprocessing.
 
         Returns:
-            In plain types: the most probable classes and the nearest training images, also for each direction and
+            In plain types: the most probable classes, what speaks for the first as a data URI (None for a network
+            without a feature map), and the nearest training images, classes and images also for each direction and
             position of the slider. Training images are indices for :meth:`thumbnail`, described under "images".
 
         Raises:
@@ -78,6 +80,7 @@ class Guide:
         return {
             "class": self.names[label],
             "top": self._ranked(probabilities)[0],
+            "map": self._map(batch, label),
             "neighbours": neighbours,
             "positions": self.positions,
             "directions": directions,
@@ -86,6 +89,13 @@ class Guide:
                 for i in sorted(used)
             },
         }
+
+    def _map(self, pixels: Tensor, label: int) -> str | None:
+        try:
+            [[drawn]] = class_overlays(self.view.classifier, pixels, torch.tensor([[label]]))
+        except ModelError:
+            return None
+        return data_uri(Image.fromarray(drawn))
 
     def thumbnail(self, i: int) -> bytes:
         """Encode training image `i` as a small JPEG; an IndexError if there is none."""

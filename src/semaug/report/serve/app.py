@@ -1,8 +1,9 @@
-"""The web application: one page, its training images from memory, and answers about uploaded images.
+"""The web application: one page, its training images from memory, answers about uploaded images, and an API.
 
 A request neither reads from nor writes to the disk. The page may load only its own styles, script and data. A request
-must address the server by a name that its user would use, and come from its own page. This protects against web pages
-that point their own name at this address (DNS rebinding) or send requests from elsewhere.
+must address the server by a name that its user would use, and come from its own page or from a program, which names no
+origin. This protects against web pages that point their own name at this address (DNS rebinding) or send requests from
+elsewhere.
 
 Clients that send slowly are disconnected. Images are decoded one at a time, in a process that is ended if it takes too
 long: a few kilobytes can take minutes. Uploads beyond `UPLOADS` wait, unread, for their turn.
@@ -13,7 +14,7 @@ import ipaddress
 import logging
 import re
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from semaug.data.images import Preprocessing
 from semaug.data.samples import FORMATS, image_in
+from semaug.inference.classifier import Classifier
 from semaug.report.html import environment, policy_of, render_page
+from semaug.report.serve import api
 from semaug.report.serve.answers import REACH, STEP, Guide
 from semaug.util.errors import DataError, SemaugError, SettingError
 
@@ -56,67 +59,144 @@ _HEADERS = {
 }
 
 
-def application(guide: Guide, title: str, host: str = "127.0.0.1") -> Starlette:
+def application(guide: Guide | Classifier, title: str, host: str = "127.0.0.1") -> Starlette:
     """Build the web application.
 
     Args:
-        guide: Answers the questions.
+        guide: Answers the questions of the page. With a classifier alone there is the API and no page.
         title: Name of the model, for the page's title.
         host: The address on which the server will listen.
 
     Returns:
         The application.
     """
-    page = _page(guide, title)
-    policy = f"{policy_of(page)}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    classifier = guide.view.classifier if isinstance(guide, Guide) else guide
+    description = api.openapi(title, MAX_BYTES)
     uploads = anyio.CapacityLimiter(UPLOADS)
     one_at_a_time = anyio.CapacityLimiter(1)  # decoding and the network need memory and all cores
-    decode = partial(_decode, guide.view.classifier.preprocessing)
+    decode = partial(_decode, classifier.preprocessing)
 
-    async def classify(content: bytes) -> dict[str, Any]:
-        async with one_at_a_time:
+    async def classify(
+        images: Sequence[bytes], function: Callable[[npt.NDArray[np.uint8]], Any]
+    ) -> list[Any | DataError]:
+        """What a function returns for each image, or why one cannot be decoded; all share the time for decoding."""
+        results, left = list[Any](), float(DECODING_SECONDS)
+        for content in images:
+            async with one_at_a_time:
+                try:
+                    await anyio.to_process.run_sync(
+                        _start, cancellable=True
+                    )  # may take seconds, on a busy machine more
+                    end = anyio.current_time() + left
+                    try:
+                        with anyio.fail_after(left):
+                            pixels = await anyio.to_process.run_sync(decode, content, cancellable=True)
+                    finally:
+                        left = end - anyio.current_time()
+                    results.append(await anyio.to_thread.run_sync(function, pixels, abandon_on_cancel=True))
+                except TimeoutError:
+                    results.append(DataError(f"the image cannot be decoded within {DECODING_SECONDS} seconds"))
+                except anyio.BrokenWorkerProcess:
+                    results.append(DataError("the image cannot be decoded: its decoder has crashed"))
+                except DataError as error:
+                    results.append(error)
+        return results
+
+    def upload(respond: Callable[[Request, bytes], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint that reads a body within the limits and responds to it."""
+
+        async def endpoint(request: Request) -> Response:
             try:
-                with anyio.fail_after(DECODING_SECONDS):
-                    pixels = await anyio.to_process.run_sync(decode, content, cancellable=True)
+                async with uploads:
+                    with anyio.fail_after(SECONDS):
+                        content = await _body(request)
+                    if content is None:
+                        return _refusal(413, f"the file has more than {MAX_BYTES // 1_000_000} MB")
+                    return await respond(request, content)
             except TimeoutError:
-                raise DataError(f"the image cannot be decoded within {DECODING_SECONDS} seconds") from None
-            except anyio.BrokenWorkerProcess:
-                raise DataError("the image cannot be decoded: its decoder has crashed") from None
-            return await anyio.to_thread.run_sync(guide.answer, pixels, abandon_on_cancel=True)
+                return _refusal(408, "the upload is too slow")
+            except ClientDisconnect:
+                return _refusal(400, "the upload was interrupted")
+            except SemaugError as error:
+                return _refusal(415, str(error))
+
+        return endpoint
+
+    async def predict(request: Request, content: bytes) -> Response:
+        top = request.query_params.get("top", str(api.TOP))
+        if not re.fullmatch("[1-9][0-9]{0,5}", top):
+            return _refusal(400, "top must be a whole number from 1")
+        try:
+            images = api.images_in(content, request.headers.get("content-type", ""))
+        except DataError as error:
+            return _refusal(400, str(error))
+        answers = await classify([image for _, image in images], partial(api.ranked, classifier, int(top)))
+        results = [
+            {"file": name, "predictions": [], "error": str(answer)}
+            if isinstance(answer, DataError)
+            else {"file": name, "predictions": answer, "error": None}
+            for (name, _), answer in zip(images, answers, strict=True)
+        ]
+        return JSONResponse({"results": results}, 200 if any(result["predictions"] for result in results) else 415)
+
+    async def health(request: Request) -> Response:
+        return JSONResponse(api.health(classifier, title))
+
+    async def describe(request: Request) -> Response:
+        return JSONResponse(description)
+
+    api_page = _showing(_api_page(classifier, title, description))
+    routes = [
+        Route("/predict", upload(predict), methods=["POST"]),
+        Route("/health", health),
+        Route("/openapi.json", describe),
+        Route("/api", api_page),
+    ]
+    if not isinstance(guide, Guide):
+        routes += [Route("/", api_page)]
+    else:
+
+        async def training_image(request: Request) -> Response:
+            index = request.path_params["index"]
+            try:
+                content = guide.thumbnail(int(index) if re.fullmatch("[0-9]{1,9}", index) else -1)
+            except IndexError:
+                return Response(status_code=404)
+            return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
+
+        async def answer(request: Request, content: bytes) -> Response:
+            [result] = await classify([content], guide.answer)
+            if isinstance(result, DataError):
+                raise result
+            return JSONResponse(result)
+
+        routes += [
+            Route("/", _showing(_page(guide, title))),
+            Route("/training-image/{index}", training_image),
+            Route("/answer", upload(answer), methods=["POST"]),
+        ]
+    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=partial(_guard, host))])
+
+
+def _showing(page: str) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that shows a page with its policy."""
+    policy = f"{policy_of(page)}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
     async def show(request: Request) -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
-    async def training_image(request: Request) -> Response:
-        index = request.path_params["index"]
-        try:
-            content = guide.thumbnail(int(index) if re.fullmatch("[0-9]{1,9}", index) else -1)
-        except IndexError:
-            return Response(status_code=404)
-        return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
+    return show
 
-    async def answer(request: Request) -> Response:
-        try:
-            async with uploads:
-                with anyio.fail_after(SECONDS):
-                    content = await _body(request)
-                if content is None:
-                    return _refusal(413, f"the file has more than {MAX_BYTES // 1_000_000} MB")
-                return JSONResponse(await classify(content))
-        except TimeoutError:
-            return _refusal(408, "the upload is too slow")
-        except ClientDisconnect:
-            return _refusal(400, "the upload was interrupted")
-        except SemaugError as error:
-            return _refusal(415, str(error))
 
-    return Starlette(
-        routes=[
-            Route("/", show),
-            Route("/training-image/{index}", training_image),
-            Route("/answer", answer, methods=["POST"]),
-        ],
-        middleware=[Middleware(BaseHTTPMiddleware, dispatch=partial(_guard, host))],
+def _api_page(classifier: Classifier, title: str, description: dict[str, Any]) -> str:
+    return render_page(
+        environment("semaug.report.serve"),
+        "api.html",
+        styles=("style.css", "serve.css"),
+        title=f"API of {title}",
+        network=classifier.name,
+        classes=len(classifier.classes),
+        api=description,
     )
 
 
@@ -156,6 +236,10 @@ async def _body(request: Request) -> bytes | None:
         content += part
         if len(content) > MAX_BYTES:
             return None
+
+
+def _start() -> None:
+    """Nothing; by calling it, a worker process imports what decoding needs."""
 
 
 def _decode(preprocessing: Preprocessing, content: bytes) -> npt.NDArray[np.uint8]:

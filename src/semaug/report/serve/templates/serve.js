@@ -51,6 +51,7 @@ async function ask(file) {
   result = null;
   get("result").hidden = true;
   get("top").replaceChildren();
+  get("looks").hidden = true;
   URL.revokeObjectURL(get("preview").src);
   get("preview").hidden = true;
   if (file.size > limit) return say("The file is too large.", true);
@@ -73,6 +74,8 @@ async function ask(file) {
   result = answer;
   say(file.name, false);
   bars(get("top"), result.top);
+  if (result.map) get("map").src = result.map;
+  get("looks").hidden = !result.map;
   photos(get("nearest"), result.neighbours);
   get("direction").replaceChildren(...result.directions.map((direction, i) => {
     const option = create("option", direction.name);

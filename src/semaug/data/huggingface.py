@@ -1,0 +1,278 @@
+"""Data sets of Hugging Face's `datasets`, read as they are, without that library.
+
+| form                                   | recognised by                                          |
+|----------------------------------------|--------------------------------------------------------|
+| `Dataset.save_to_disk`, `DatasetDict`  | state.json, dataset_dict.json; Arrow files             |
+| Parquet files as on the hub            | a column of structs {bytes, path}                      |
+| `imagefolder` with metadata            | metadata.csv or metadata.jsonl with file_name and label |
+
+Images in Arrow files are read by their offset, those of Parquet files by row group. Nothing is unpickled.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from semaug.data.annotations import Field, Splits, class_order, data_set, split_in
+from semaug.data.packed import PackedImages, PackedRow, files_in, packed_data
+from semaug.data.samples import MAX_IMAGE_BYTES, DataSet
+from semaug.data.tables import csv_rows
+from semaug.util.errors import DataError, MissingPackageError, SemaugError
+from semaug.util.names import shown
+from semaug.util.untrusted import open_regular, parse_json, read_json, read_json_lines
+
+MAX_ROWS = 20_000_000
+MAX_GROUP_BYTES = 2**31
+"""Larger row groups of a Parquet file are refused; one is decompressed at a time."""
+_LABELS = ("label", "labels", "class", "fine_label", "category")
+_METADATA = ("metadata.csv", "metadata.jsonl")
+
+
+class _DataFile(TypedDict):
+    filename: str
+
+
+class _State(TypedDict):
+    _data_files: list[_DataFile]
+
+
+class _Splits(TypedDict):
+    splits: list[str]
+
+
+def _arrow(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackageError("reading Arrow and Parquet files needs pyarrow: pip install pyarrow") from error
+
+
+# --------------------------------------------------------------------------------------------------------- save_to_disk
+
+
+def holds_saved(folder: Path) -> bool:
+    """Whether a folder was written by `save_to_disk`."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def read_saved(folder: Path) -> DataSet:
+    """Read what `save_to_disk` wrote; raises DataError if it is damaged, MissingPackageError without pyarrow."""
+    parts = {"train": folder}
+    if (folder / "dataset_dict.json").is_file():
+        named: _Splits = read_json(folder / "dataset_dict.json", _Splits)
+        parts = {split_in(Path(name)): Field(name, str(folder)).below(folder) for name in named["splits"]}
+    files: list[Path] = []
+    rows: list[tuple[str, PackedRow]] = []
+    names: Sequence[str] | None = None
+    for split, part in parts.items():
+        state: _State = read_json(part / "state.json", _State)
+        features = _features(read_json(part / "dataset_info.json", dict[str, Any]))
+        for entry in state["_data_files"]:
+            file = Field(entry["filename"], str(part / "state.json")).below(part)
+            prefix = file.relative_to(folder).as_posix()
+            own, names = _arrow_rows(file, len(files), prefix, features)
+            rows += [(split, row) for row in own]
+            files.append(file)
+    return packed_data(folder, files, _labelled(rows, folder), names)
+
+
+def _arrow_rows(
+    file: Path, number: int, prefix: str, features: Mapping[str, Any]
+) -> tuple[list[PackedRow], Sequence[str] | None]:
+    """The rows of an Arrow file, with the offsets of their images in it, and the names of the labels."""
+    arrow = _arrow("pyarrow")
+    rows: list[PackedRow] = []
+    try:
+        open_regular(file).close()
+        with arrow.memory_map(str(file)) as source:
+            whole = source.read_buffer(source.size())
+            reader = arrow.ipc.open_stream(arrow.BufferReader(whole))
+            image, label, names = _columns(file, reader.schema, features)
+            for batch in reader:
+                batch.validate(full=True)
+                pictures = batch.column(image)
+                content, paths = pictures.field("bytes"), pictures.field("path").to_pylist()
+                wide = np.int64 if arrow.types.is_large_binary(content.type) else np.int32
+                _, offsets, data = content.buffers()
+                at = np.frombuffer(offsets, wide)[content.offset : content.offset + len(content) + 1].astype(np.int64)
+                start = data.address - whole.address if data is not None else 0
+                if not 0 <= start + at[0] <= start + at[-1] <= whole.size:
+                    raise DataError(f"{file} is compressed; save it with datasets' save_to_disk")
+                if content.null_count or pictures.null_count:
+                    raise DataError(f"{file} has rows without an image in them")
+                labels = batch.column(label).to_pylist()
+                for k, (text, path) in enumerate(zip(labels, paths, strict=True)):
+                    name = f"{prefix}/{len(rows)}{f' {path}' if path else ''}"
+                    rows.append(PackedRow(number, start + int(at[k]), int(at[k + 1] - at[k]), _text(text), name))
+                if len(rows) > MAX_ROWS or (len(rows) and max(np.diff(at), default=0) > MAX_IMAGE_BYTES):
+                    raise DataError(f"{file} has too many rows, or too large images")
+    except SemaugError:
+        raise
+    except Exception as error:  # pyarrow raises exceptions of many kinds on damaged files
+        raise DataError(f"cannot read {file}: {' '.join(str(error).split())[:200]}") from error
+    return rows, names
+
+
+# -------------------------------------------------------------------------------------------------------------- Parquet
+
+
+@dataclass(frozen=True, eq=False)
+class ParquetImages(PackedImages):
+    """A split in Parquet files: the table has the row group of each image, and its row in there."""
+
+    def content(self, i: int) -> bytes:
+        group, row = self.table[i, :2].tolist()
+        return bytes(_row_group(self.files[self.shard[i]], group)[row].as_py()["bytes"])
+
+
+@lru_cache(maxsize=2)
+def _row_group(file: Path, group: int) -> Any:
+    parquet = _arrow("pyarrow.parquet")
+    with open_regular(file) as opened:
+        reader = parquet.ParquetFile(opened)
+        image = _image_column(file, reader.schema_arrow)
+        return reader.read_row_group(group, columns=[f"{image}.bytes"]).column(image)
+
+
+def holds_parquet(path: Path) -> bool:
+    """Whether a path is, or holds, Parquet files with images inside."""
+    files = _parquet_files(path)
+    try:
+        if not files:
+            return False
+        with open_regular(files[0]) as opened:
+            _image_column(files[0], _arrow("pyarrow.parquet").read_schema(opened))
+        return True
+    except DataError:  # a table of image files
+        return False
+    except Exception:  # damaged, or pyarrow is missing
+        return path.is_dir()
+
+
+def _parquet_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if path.suffix.lower() == ".parquet" else []
+    return files_in(path, "*.parquet")
+
+
+def read_parquet_images(path: Path) -> DataSet:
+    """Read Parquet files with images inside, as on the hub; the split is a word of a file's path.
+
+    Args:
+        path: A file or folder.
+
+    Raises:
+        DataError: A file is damaged, or has no column of images or labels.
+        MissingPackageError: pyarrow is missing.
+    """
+    files, rows, names = _parquet_files(path), list[tuple[str, PackedRow]](), None
+    parquet = _arrow("pyarrow.parquet")
+    folder = path.parent if path.is_file() else path
+    for number, file in enumerate(files):
+        split, prefix = split_in(file.relative_to(folder)), file.relative_to(folder).as_posix()
+        try:
+            with open_regular(file) as opened:
+                reader = parquet.ParquetFile(opened)
+                stored = (reader.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+                features = _features(parse_json(stored, file, dict[str, Any]).get("info"))
+                image, label, names = _columns(file, reader.schema_arrow, features)
+                sizes = [reader.metadata.row_group(g) for g in range(reader.metadata.num_row_groups)]
+                if reader.metadata.num_rows > MAX_ROWS or any(g.total_byte_size > MAX_GROUP_BYTES for g in sizes):
+                    raise DataError(f"{file} has too many rows, or too large row groups")
+                read = reader.read(columns=[label, f"{image}.path"])
+            labels, pictures = read.column(label).to_pylist(), read.column(image).to_pylist()
+            places = [(g, row) for g, size in enumerate(sizes) for row in range(size.num_rows)]
+            for k, ((g, row), text, picture) in enumerate(zip(places, labels, pictures, strict=True)):
+                place = f"{prefix}/{k}{' ' + picture['path'] if picture and picture.get('path') else ''}"
+                rows.append((split, PackedRow(number, g, row, _text(text), place)))
+        except SemaugError:
+            raise
+        except Exception as error:
+            raise DataError(f"cannot read {file}: {' '.join(str(error).split())[:200]}") from error
+    return packed_data(path, files, _labelled(rows, path), names, ParquetImages)
+
+
+# ------------------------------------------------------------------------------------------------- columns and features
+
+
+def _features(info: Any) -> Mapping[str, Any]:
+    features = info.get("features") if isinstance(info, dict) else None
+    return {key: value for key, value in (features or {}).items() if isinstance(value, dict)}
+
+
+def _columns(file: Path, schema: Any, features: Mapping[str, Any]) -> tuple[str, str, Sequence[str] | None]:
+    """The columns of images and labels, and the names of the labels if they are numbers with names."""
+    image = _image_column(file, schema)
+    named = [key for key in schema.names if features.get(key, {}).get("_type") == "ClassLabel"]
+    label = next((key for key in (*named, *_LABELS) if key in schema.names), None)
+    if label is None:
+        raise DataError(f"{file} has no column of labels ({', '.join(_LABELS)})")
+    names = features.get(label, {}).get("names")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        names = None
+    return image, label, names
+
+
+def _image_column(file: Path, schema: Any) -> str:
+    for column in schema:
+        inside = {column.type.field(k).name for k in range(column.type.num_fields)}
+        if {"bytes", "path"} <= inside and column.type.num_fields == 2:
+            return str(column.name)
+    raise DataError(f"{file} has no column of images")
+
+
+def _text(label: Any) -> str:
+    return "" if label is None or label == -1 else str(label).strip()
+
+
+def _labelled(rows: list[tuple[str, PackedRow]], folder: Path) -> list[tuple[str, PackedRow]]:
+    """The rows without splits that have no labels, as some test splits on the hub."""
+    known = {split for split, row in rows if row.label}
+    without = next((row.name for split, row in rows if split in known and not row.label), None)
+    if without is not None:
+        raise DataError(f"{folder}: {shown(without)} has no label")
+    return [(split, row) for split, row in rows if split in known]
+
+
+# -------------------------------------------------------------------------------------------- imagefolder with metadata
+
+
+def _metadata_files(folder: Path) -> list[Path]:
+    return [file for name in _METADATA for file in files_in(folder, name)]
+
+
+def holds_metadata(folder: Path) -> bool:
+    """Whether a folder has metadata that lists images with labels."""
+    try:
+        return any(next(_metadata_rows(file), None) is not None for file in _metadata_files(folder))
+    except SemaugError:  # a table of something else
+        return False
+
+
+def read_metadata(folder: Path) -> DataSet:
+    """Read images listed in metadata.csv or metadata.jsonl; raises DataError if it is damaged or files are missing."""
+    rows = [(file, *row) for file in _metadata_files(folder) for row in _metadata_rows(file)]
+    classes = class_order({label for *_, label in rows})
+    index = {label: i for i, label in enumerate(classes)}
+    splits: Splits = {"train": []}
+    for file, place, name, label in rows:
+        path = Field(name, f"{file} {place}").below(file.parent)
+        splits.setdefault(split_in(path.relative_to(folder)), []).append((path, index[label]))
+    return data_set(folder.resolve().name, folder, classes, splits)
+
+
+def _metadata_rows(file: Path) -> Iterator[tuple[str, str, str]]:
+    """Place in the file, name of the image and label."""
+    if file.suffix == ".csv":
+        yield from ((place, name, label) for place, name, label, _ in csv_rows(file))
+        return
+    for number, row in enumerate(read_json_lines(file, dict[str, Any]), start=1):
+        label = next((row[key] for key in _LABELS if type(row.get(key)) in (str, int)), None)
+        if not isinstance(row.get("file_name"), str) or label is None:
+            raise DataError(f"{file} line {number} has no file_name or no label")
+        yield f"line {number}", row["file_name"], str(label).strip()

@@ -1,0 +1,254 @@
+"""Data sets as `datasets` and webdataset write them: read like the photos that they were made of, or refused."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import webdataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuzzing import examples, mutated, odd_json, outcome
+from photos import photo_folder, quick_config
+from semaug.cli.main import main
+from semaug.data.readers import read_data
+from semaug.data.samples import DataSet, ImageFiles
+from semaug.data.shards import write_shards
+from semaug.training.trainer import train
+from semaug.util.errors import DataError
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
+    return read_data(str(photo_folder(tmp_path_factory.mktemp("photos"), species=3, train=5, test=2, size=32)))
+
+
+def rows(data: DataSet, split: str) -> list[tuple[bytes, str, int]]:
+    """Bytes, name and label of each image."""
+    samples = data.splits[split]
+    assert isinstance(samples, ImageFiles)
+    return [(file.read_bytes(), file.name, label) for file, label in zip(samples.files, samples.labels, strict=True)]
+
+
+def features(data: DataSet) -> dict[str, Any]:
+    return {"image": {"_type": "Image"}, "label": {"names": list(data.classes), "_type": "ClassLabel"}}
+
+
+def table(data: DataSet, split: str) -> pa.Table:
+    """Images and labels in the types of `datasets`, with its description."""
+    contents, names, labels = zip(*rows(data, split), strict=True)
+    images = pa.StructArray.from_arrays([pa.array(contents, pa.binary()), pa.array(names)], ["bytes", "path"])
+    described = {"huggingface": json.dumps({"info": {"features": features(data)}})}
+    return pa.table({"image": images, "label": pa.array(labels)}).replace_schema_metadata(described)
+
+
+def saved(data: DataSet, folder: Path) -> Path:
+    """As by `DatasetDict.save_to_disk`."""
+    for split in data.splits:
+        part = folder / split
+        part.mkdir(parents=True)
+        whole = table(data, split)
+        with pa.ipc.new_stream(str(part / "data-00000-of-00001.arrow"), whole.schema) as writer:
+            writer.write_table(whole, max_chunksize=4)
+        (part / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+        (part / "dataset_info.json").write_text(json.dumps({"features": features(data)}))
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": list(data.splits)}))
+    return folder
+
+
+def on_the_hub(data: DataSet, folder: Path) -> Path:
+    (folder / "data").mkdir(parents=True)
+    for split in data.splits:
+        name = "validation" if split == "val" else split
+        file = folder / "data" / f"{name}-00000-of-00001.parquet"
+        pa.parquet.write_table(table(data, split), file, row_group_size=4)
+    return folder
+
+
+def with_metadata(data: DataSet, folder: Path, suffix: str = "jsonl") -> Path:
+    for split in data.splits:
+        (folder / split / "images").mkdir(parents=True)
+        lines = []
+        for i, (content, name, label) in enumerate(rows(data, split)):
+            (folder / split / "images" / f"{i}-{name}").write_bytes(content)
+            lines.append({"file_name": f"images/{i}-{name}", "label": data.classes[label]})
+        text = "\n".join(map(json.dumps, lines))
+        if suffix == "csv":
+            text = "\n".join(["file_name,label", *(f"{line['file_name']},{line['label']}" for line in lines)])
+        (folder / split / f"metadata.{suffix}").write_text(text)
+    return folder
+
+
+def in_tars(data: DataSet, folder: Path, kind: str = "cls") -> Path:
+    """As by webdataset's own writer."""
+    folder.mkdir()
+    for split in data.splits:
+        with webdataset.ShardWriter(str(folder / f"birds-{split}-%04d.tar"), maxcount=4, verbose=0) as writer:
+            for i, (content, name, label) in enumerate(rows(data, split)):
+                part = {"cls": label} if kind == "cls" else {"json": {"label": data.classes[label], "page": 3}}
+                writer.write({"__key__": f"{name.split('.')[0]}-{i}", "png": content, **part})
+    if kind == "cls":
+        (folder / "classnames.txt").write_text("\n".join(data.classes))
+    return folder
+
+
+FORMS: dict[str, Callable[[DataSet, Path], Path]] = {
+    "save_to_disk": saved,
+    "parquet": on_the_hub,
+    "metadata.jsonl": with_metadata,
+    "metadata.csv": lambda data, folder: with_metadata(data, folder, "csv"),
+    "webdataset .cls": in_tars,
+    "webdataset .json": lambda data, folder: in_tars(data, folder, "json"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_holds_the_same_images_and_labels(photos: DataSet, tmp_path: Path, form: str) -> None:
+    data = read_data(str(FORMS[form](photos, tmp_path / "data")))
+    assert data.classes == photos.classes
+    assert list(data.splits) == list(photos.splits)
+    for split, samples in photos.splits.items():
+        other = data.splits[split]
+        wanted = {(samples.load(i).tobytes(), samples.labels[i]) for i in range(len(samples))}
+        assert {(other.load(i).tobytes(), other.labels[i]) for i in range(len(other))} == wanted
+        assert len({other.name(i) for i in range(len(other))}) == len(other) == len(samples)
+        assert other.fingerprint() == read_data(str(tmp_path / "data")).splits[split].fingerprint()
+
+
+def test_training_and_packing_take_them(photos: DataSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = on_the_hub(photos, tmp_path / "hub")
+    run = train(quick_config(folder, tmp_path / "run", epochs=1, val_per_class=1, method="basic"))
+    assert (run / "model.safetensors").is_file()
+    assert main(["data", "check", str(folder), "--workers", "0"]) == 0
+    assert "no problems found" in capsys.readouterr().out.replace("fewer than 5", "")
+    write_shards(read_data(str(in_tars(photos, tmp_path / "tars"))), tmp_path / "packed")
+    packed = read_data(str(tmp_path / "packed")).splits["train"]
+    with tarfile.open(tmp_path / "packed" / "train-000000.tar") as archive:
+        assert {Path(name).suffix for name in archive.getnames()} == {".png", ".cls", ".txt"}
+    assert len(packed) == len(photos.splits["train"])
+
+
+def test_a_single_parquet_file_and_a_test_split_without_labels(photos: DataSet, tmp_path: Path) -> None:
+    folder = on_the_hub(photos, tmp_path / "hub")
+    alone = read_data(str(folder / "data" / "train-00000-of-00001.parquet"))
+    assert (alone.classes, list(alone.splits)) == (photos.classes, ["train"])
+    hidden = table(photos, "test").set_column(1, "label", pa.array([-1] * len(photos.splits["test"])))
+    pa.parquet.write_table(hidden, folder / "data" / "test-00000-of-00001.parquet")
+    assert list(read_data(str(folder)).splits) == ["train"]
+
+
+def test_class_folders_beside_other_tables_are_still_class_folders(photos: DataSet, tmp_path: Path) -> None:
+    folder = photo_folder(tmp_path / "photos", species=2, train=2, test=1, size=32)
+    (folder / "metadata.csv").write_text("camera,lens\na,b\n")
+    pa.parquet.write_table(pa.table({"path": ["a"], "label": ["b"]}), folder / "labels.parquet")
+    assert len(read_data(str(folder)).classes) == 2
+
+
+def member(name: str, content: bytes, kind: bytes = tarfile.REGTYPE) -> tuple[tarfile.TarInfo, io.BytesIO]:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = len(content), kind
+    return info, io.BytesIO(content)
+
+
+def tar_of(folder: Path, *members: tuple[tarfile.TarInfo, io.BytesIO]) -> Path:
+    folder.mkdir(exist_ok=True)
+    with tarfile.open(folder / "train-0.tar", "w") as archive:
+        for info, content in members:
+            archive.addfile(info, content)
+    return folder
+
+
+def test_hostile_tar_files(photos: DataSet, tmp_path: Path) -> None:
+    picture = rows(photos, "train")[0][0]
+    bad = {
+        "have no .cls": [member("a.png", picture)],
+        "not one of the 1 named": [member("a.png", picture), member("a.cls", b"9" * 50)],
+        "should be an object": [member("a.png", picture), member("a.json", b"[1]")],
+        "more than 1048576 bytes": [member("a.png", picture), member("a.cls", bytes(2**20 + 1))],
+    }
+    for sentence, members in bad.items():
+        folder = tar_of(tmp_path / "t", *members)
+        (folder / "classnames.txt").write_text("a")
+        with pytest.raises(DataError, match=sentence):
+            read_data(str(folder))
+    links = tarfile.TarInfo("b.png")
+    links.type, links.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    folder = tar_of(
+        tmp_path / "l", (links, io.BytesIO()), member("b.cls", b"1"), member("a.png", picture), member("a.cls", b"0")
+    )
+    assert len(read_data(str(folder)).splits["train"]) == 1  # links are no images
+    whole = (folder / "train-0.tar").read_bytes()
+    for length in (600, 700, 1024, 1536, 2048, 3000):
+        (folder / "train-0.tar").write_bytes(whole[:length])
+        with pytest.raises(DataError, match=r"train-0.tar(: unexpected end of data| is damaged or cut off)"):
+            read_data(str(folder))
+
+
+def test_state_files_do_not_lead_out_of_their_folder(photos: DataSet, tmp_path: Path) -> None:
+    folder = saved(photos, tmp_path / "saved")
+    for name in ("../../x.arrow", "/etc/passwd"):
+        (folder / "train" / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+        with pytest.raises(DataError, match="outside of the data set's folder"):
+            read_data(str(folder))
+    listed = with_metadata(photos, tmp_path / "listed")
+    (listed / "train" / "metadata.jsonl").write_text('{"file_name": "../../../x.png", "label": "a"}')
+    with pytest.raises(DataError, match="outside of the data set's folder"):
+        read_data(str(listed))
+
+
+@pytest.fixture(scope="module")
+def small(photos: DataSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("small")
+    return {name: FORMS[name](photos, folder / str(i)) for i, name in enumerate(("save_to_disk", "parquet"))} | {
+        "webdataset .cls": in_tars(photos, folder / "tars")
+    }
+
+
+@pytest.mark.parametrize("form", ["save_to_disk", "parquet", "webdataset .cls"])
+@examples(40)
+@given(data=st.data())
+def test_damaged_files_are_data_or_one_sentence(small: dict[str, Path], form: str, data: st.DataObject) -> None:
+    file = sorted(file for file in small[form].rglob("*") if file.suffix in (".arrow", ".parquet", ".tar"))[-1]
+    original = file.read_bytes()
+    try:
+        file.write_bytes(data.draw(mutated(original)))
+        result, _ = outcome(read_data, str(small[form]))
+        if result is not None:
+            for samples in result.splits.values():
+                for i in range(len(samples)):
+                    outcome(samples.load, i)
+    finally:
+        file.write_bytes(original)
+
+
+@examples(60)
+@given(data=st.data())
+def test_odd_descriptions_are_data_or_one_sentence(small: dict[str, Path], data: st.DataObject) -> None:
+    part = small["save_to_disk"] / "train"
+    file = part / data.draw(st.sampled_from(["state.json", "dataset_info.json"]))
+    original = file.read_bytes()
+    try:
+        file.write_bytes(data.draw(odd_json(json.loads(original))))
+        outcome(read_data, str(part.parent))
+    finally:
+        file.write_bytes(original)
+
+
+def test_compressed_arrow_files_are_one_sentence(photos: DataSet, tmp_path: Path) -> None:
+    folder = saved(photos, tmp_path / "saved")
+    whole = table(photos, "train")
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(
+        str(folder / "train" / "data-00000-of-00001.arrow"), whole.schema, options=options
+    ) as writer:
+        writer.write_table(whole)
+    with pytest.raises(DataError, match="is compressed"):
+        read_data(str(folder))
+    assert np.asarray(read_data(str(saved(photos, tmp_path / "again"))).splits["train"].load(0)).shape == (32, 32, 3)
