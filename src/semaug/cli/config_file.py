@@ -17,7 +17,7 @@ from semaug.util.untrusted import read_bytes
 MAX_BYTES = 100_000
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """YAML without two values for one name, and without aliases, which could repeat a few bytes exponentially often."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -30,7 +30,8 @@ class _Loader(yaml.SafeLoader):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise SettingError(f"the setting {shown(twice)} has two values")
-        return super().construct_mapping(node, deep)
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 def read_flags(path: Path) -> list[str]:
