@@ -1,15 +1,16 @@
 """Computes figures of README.md, docs/ and benchmarks/README.md from docs/results and benchmarks/results.
 
-`python docs/study.py` prints the tables of each page and draws docs/results/strengths.png; `--no-chart` prints only. A
-test compares the pages with what it prints. If a cell of cub-224px-runs.csv was run in two comparisons, the second one
-is used, since it has all seeds. Some methods in that file have options that were removed later; they can be run at
-commit 8a1c3f27df2149418847dd90b57243d2296e91b0.
+`python docs/study.py` prints the tables of each page and draws strengths.png and small-joint.png; `--no-chart` prints
+only. A test compares the pages with what it prints. If a cell of cub-224px-runs.csv was run in two comparisons, the
+second one is used, since it has all seeds. Some methods in that file have options that were removed later; they can be
+run at commit 8a1c3f27df2149418847dd90b57243d2296e91b0.
 """
 
 import csv
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -61,18 +62,36 @@ EIGHT = {
     "RandAugment": "randaugment",
 }
 NETWORKS = {"ResNet-50": "torchvision/resnet50", "MobileNetV2": "torchvision/mobilenet_v2"}
+RESNET = NETWORKS["ResNet-50"]
+STRENGTHS = ("5", "10", "20", "40", "80")
 
 
 def read(first: bool = False) -> dict[Cell, Seeds]:
     """Read the accuracy of each seed of each cell; `first`: of the seeds 0 and 1 in the first comparison only."""
     runs: dict[Cell, dict[str, Seeds]] = defaultdict(lambda: defaultdict(dict))
-    with open(HERE / "cub-224px-runs.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            if first and (row["comparison"] != "1" or row["seed"] not in "01"):
-                continue
-            cell = row["network"], int(row["epochs"]), row["method"], row["strength"]
-            runs[cell][row["comparison"]][int(row["seed"])] = float(row["top1"])
+    for row in runs_of("cub-224px-runs.csv"):
+        if first and (row["comparison"] != "1" or row["seed"] not in "01"):
+            continue
+        cell = row["network"], int(row["epochs"]), row["method"], row["strength"]
+        runs[cell][row["comparison"]][int(row["seed"])] = float(row["top1"])
     return {cell: comparisons[max(comparisons)] for cell, comparisons in runs.items()}
+
+
+def runs_of(file: str) -> list[dict[str, str]]:
+    with open(HERE / file, newline="") as content:
+        return list(csv.DictReader(content))
+
+
+def steps_of(file: str) -> dict[str, dict[str, float]]:
+    content = (HERE.parents[1] / "benchmarks" / "results" / file).read_text()
+    methods: dict[str, dict[str, float]] = json.loads(content)["methods"]
+    return methods
+
+
+def table(rows: Mapping[str, Sequence[str]], head: str = "") -> list[str]:
+    """The lines of a table: the names of the columns, separated by |, if there are any, and the rows."""
+    heading = [f"| {head} |", "|---" * (head.count("|") + 1) + "|"] if head else []
+    return [*heading, *(f"| {title} | {' | '.join(cells)} |" for title, cells in rows.items())]
 
 
 def shown(seeds: Seeds | None, digits: int = 2) -> str:
@@ -90,47 +109,37 @@ def minus(own: Seeds | None, base: Seeds | None, digits: int = 2) -> str:
 
 
 def learned_at_10(cells: dict[Cell, Seeds]) -> list[str]:
-    lines = ["| learnable with | top-1 | − constant | − isda |", "|---|---|---|---|"]
+    constant, isda = (cells[RESNET, 10, method, "10"] for method in ("constant", "isda"))
+    rows = {}
     for title, method in AT_10.items():
-        own, constant, isda = (cells[NETWORKS["ResNet-50"], 10, m, "10"] for m in (method, "constant", "isda"))
-        lines.append(f"| {title} | {shown(own)} | {minus(own, constant)} | {minus(own, isda)} |")
-    return lines
+        own = cells[RESNET, 10, method, "10"]
+        rows[title] = [shown(own), minus(own, constant), minus(own, isda)]
+    return table(rows, "learnable with | top-1 | − constant | − isda")
 
 
 def strengths(cells: dict[Cell, Seeds]) -> list[str]:
-    lines = [
-        "| λ0 | constant, ResNet-50 | isda, ResNet-50 | constant, MobileNetV2 | isda, MobileNetV2 |",
-        "|---|---|---|---|---|",
-    ]
-    for strength in ("", "5", "10", "20", "40", "80"):
+    rows = {}
+    for strength in ("", *STRENGTHS):
         methods = ("constant", "isda") if strength else ("basic", "basic")
-        row = [shown(cells.get((net, 10, m, strength))) for net in NETWORKS.values() for m in methods]
-        lines.append(f"| {strength or '(basic)'} | {' | '.join(row)} |")
-    return lines
+        own = [cells.get((net, 10, m, strength)) for net in NETWORKS.values() for m in methods]
+        rows[strength or "(basic)"] = [shown(seeds) for seeds in own]
+    return table(rows, "λ0 | constant, ResNet-50 | isda, ResNet-50 | constant, MobileNetV2 | isda, MobileNetV2")
 
 
 def learned_at_40(cells: dict[Cell, Seeds]) -> list[str]:
-    lines = ["| λ0 = 40 | 10 epochs | − isda | 20 epochs | − isda |", "|---|---|---|---|---|"]
-    for title, method in {"(basic)": "basic", **AT_40}.items():
-        row = []
-        for epochs in (10, 20):
-            own, isda = (
-                cells.get((NETWORKS["ResNet-50"], epochs, m, "40" if m != "basic" else "")) for m in (method, "isda")
-            )
-            row += [shown(own), minus(own, isda)]
-        lines.append(f"| {title} | {' | '.join(row)} |")
-    for strength in ("20", "10"):
-        own, isda = (cells[NETWORKS["ResNet-50"], 20, "isda", s] for s in (strength, "40"))
-        at_10, best_10 = (cells[NETWORKS["ResNet-50"], 10, "isda", s] for s in (strength, "40"))
-        row = [shown(at_10), minus(at_10, best_10), shown(own), minus(own, isda)]
-        lines.append(f"| isda with λ0 = {strength} | {' | '.join(row)} |")
-    return lines
+    chosen = {"(basic)": ("basic", "")} | {title: (method, "40") for title, method in AT_40.items()}
+    chosen |= {f"isda with λ0 = {strength}": ("isda", strength) for strength in ("20", "10")}
+    rows: dict[str, list[str]] = {title: [] for title in chosen}
+    for epochs in (10, 20):
+        isda = cells[RESNET, epochs, "isda", "40"]
+        for title, cell in chosen.items():
+            own = cells.get((RESNET, epochs, *cell))
+            rows[title] += [shown(own), minus(own, isda)]
+    return table(rows, "λ0 = 40 | 10 epochs | − isda | 20 epochs | − isda")
 
 
 def mobilenet(cells: dict[Cell, Seeds]) -> list[str]:
-    lines = ["| MobileNetV2 | top-1 | − isda, λ0 = 20 | − constant, λ0 = 10 |", "|---|---|---|---|"]
-    net = NETWORKS["MobileNetV2"]
-    rows = {
+    chosen = {
         "basic": ("basic", ""),
         "constant, λ0 = 10": ("constant", "10"),
         "isda, λ0 = 10": ("isda", "10"),
@@ -139,42 +148,32 @@ def mobilenet(cells: dict[Cell, Seeds]) -> list[str]:
         "learnable, as in the paper, λ0 = 10": ("learnable", "10"),
         "learnable, Adam 0.0001, fixed trace, λ0 = 10": (SHAPE, "10"),
     }
-    isda, constant = cells[net, 10, "isda", "20"], cells[net, 10, "constant", "10"]
-    for title, (method, strength) in rows.items():
-        own = cells[net, 10, method, strength]
-        lines.append(f"| {title} | {shown(own)} | {minus(own, isda)} | {minus(own, constant)} |")
-    return lines
+    own = {title: cells[NETWORKS["MobileNetV2"], 10, *cell] for title, cell in chosen.items()}
+    isda, constant = own["isda, λ0 = 20"], own["constant, λ0 = 10"]
+    rows = {title: [shown(seeds), minus(seeds, isda), minus(seeds, constant)] for title, seeds in own.items()}
+    return table(rows, "MobileNetV2 | top-1 | − isda, λ0 = 20 | − constant, λ0 = 10")
 
 
 def readme(cells: dict[Cell, Seeds]) -> list[str]:
-    lines = ["| top-1 % | ResNet-50, 10 epochs | ResNet-50, 20 epochs | MobileNetV2, 10 epochs |", "|---|---|---|---|"]
-    columns = [(NETWORKS["ResNet-50"], 10), (NETWORKS["ResNet-50"], 20), (NETWORKS["MobileNetV2"], 10)]
-    best: dict[str, list[str]] = {}
-    for method in ("isda", "learnable"):
-        tried = [{cell[3]: own for cell, own in cells.items() if cell[:3] == (*column, method)} for column in columns]
-        best[method] = [max(own, key=lambda strength, own=own: fmean(own[strength].values())) for own in tried]
-    rows = {
-        "basic": [("basic", "", "")] * 3,
-        "isda, strength 20": [("isda", "20", "")] * 3,
-        "isda, best of the strengths tried": [("isda", strength, f" ({strength})") for strength in best["isda"]],
-        "learnable, best of the strengths tried": [("learnable", s, f" ({s})") for s in best["learnable"]],
-    }
-    for title, row in rows.items():
-        texts = [shown(cells[*column, m, s], 1) + note for column, (m, s, note) in zip(columns, row, strict=True)]
-        lines.append(f"| {title} | {' | '.join(texts)} |")
-    return lines
+    titles = {method: f"{method}, best of the strengths tried" for method in ("isda", "learnable")}
+    rows: dict[str, list[str]] = {title: [] for title in ("basic", "isda, strength 20", *titles.values())}
+    for column in ((RESNET, 10), (RESNET, 20), (NETWORKS["MobileNetV2"], 10)):
+        rows["basic"].append(shown(cells[*column, "basic", ""], 1))
+        rows["isda, strength 20"].append(shown(cells[*column, "isda", "20"], 1))
+        for method, title in titles.items():
+            tried = {cell[3]: own for cell, own in cells.items() if cell[:3] == (*column, method)}
+            best, own = max(tried.items(), key=lambda item: fmean(item[1].values()))
+            rows[title].append(f"{shown(own, 1)} ({best})")
+    return table(rows, "top-1 % | ResNet-50, 10 epochs | ResNet-50, 20 epochs | MobileNetV2, 10 epochs")
 
 
 def eight_methods(cells: dict[Cell, Seeds]) -> list[str]:
-    first = read(first=True)
-    lines = ["| method | ResNet-50 | − basic | MobileNetV2 | − basic |", "|---|---|---|---|---|"]
+    first, rows = read(first=True), {}
     for title, method in EIGHT.items():
-        row = []
-        for network in NETWORKS.values():
-            own = first[network, 10, method, "10" if method in ("constant", "isda", "learnable", "joint") else ""]
-            row += [shown(own, 1), minus(own, first[network, 10, "basic", ""], 1)]
-        lines.append(f"| {title} | {' | '.join(row)} |")
-    return lines
+        strength = "10" if method in ("constant", "isda", "learnable", "joint") else ""
+        pairs = [(first[net, 10, method, strength], first[net, 10, "basic", ""]) for net in NETWORKS.values()]
+        rows[title] = [text for own, basic in pairs for text in (shown(own, 1), minus(own, basic, 1))]
+    return table(rows, "method | ResNet-50 | − basic | MobileNetV2 | − basic")
 
 
 def claims(cells: dict[Cell, Seeds]) -> list[str]:
@@ -207,21 +206,20 @@ def claims(cells: dict[Cell, Seeds]) -> list[str]:
         ],
         "Mixup and CutMix": [less(method, "basic", of=first) for method in ("mixup", "cutmix")],
     }
-    return [f"| {title} | {' | '.join(figures)} |" for title, figures in rows.items()]
+    return table(rows)
 
 
 def shares(cells: dict[Cell, Seeds]) -> list[str]:
-    with open(HERE / "strength-runs.csv", newline="") as file:
-        runs = {(row["network"], row["data"], row["share"]): row for row in csv.DictReader(file)}
+    runs = {(row["network"], row["data"], row["share"]): row for row in runs_of("strength-runs.csv")}
     columns = list(
         dict.fromkeys(key[:2] for key in sorted(runs, key=lambda key: ("mobile" in key[0], "cars" in key[1])))
     )
-    lines = []
+    rows = {}
     for share in ("0.1", "0.2", "0.3"):
-        row = [f"{float(runs[*column, share]['last_top1']) + 1e-9:.1f}" for column in columns]  # 76.25 becomes 76.3
-        lines.append(f"| {'**0.2**' if share == '0.2' else share} | {' | '.join(row)} |")
-    ends = [f"{float(runs[*column, '0.2']['strength']):.0f}" for column in columns]
-    return [*lines, f"| λ at the end, with 0.2 | {' | '.join(ends)} |"]
+        accuracies = (float(runs[*column, share]["last_top1"]) for column in columns)
+        rows["**0.2**" if share == "0.2" else share] = [f"{top1 + 1e-9:.1f}" for top1 in accuracies]  # 76.25: 76.3
+    rows["λ at the end, with 0.2"] = [f"{float(runs[*column, '0.2']['strength']):.0f}" for column in columns]
+    return table(rows)
 
 
 def graphed_steps(cells: dict[Cell, Seeds]) -> list[str]:
@@ -234,19 +232,14 @@ def graphed_steps(cells: dict[Cell, Seeds]) -> list[str]:
         "paper's order, interval 10": "paper-interval",
         "pipelined, interval 10": "pipelined-interval",
     }
-    folder = HERE.parents[1] / "benchmarks" / "results"
-    lines = []
-    for title, method in titles.items():
-        row = []
-        for pixels in (224, 448):
-            files = [folder / f"resnet50-{pixels}-h200-{run}.json" for run in ("first", "second")]
-            timed = [
-                own[method] for own in (json.loads(file.read_text())["methods"] for file in files) if method in own
-            ]
-            row.append(", ".join(f"{own['ms_per_step']:.1f}" for own in timed))
-            row.append(", ".join(f"{own['ratio']:.2f}" for own in timed) if method != "plain" else "")
-        lines.append(f"| {title} | {' | '.join(row)} |")
-    return lines
+    rows: dict[str, list[str]] = {title: [] for title in titles}
+    for pixels in (224, 448):
+        files = [steps_of(f"resnet50-{pixels}-h200-{run}.json") for run in ("first", "second")]
+        for title, method in titles.items():
+            timed = [methods[method] for methods in files if method in methods]
+            rows[title].append(", ".join(f"{own['ms_per_step']:.1f}" for own in timed))
+            rows[title].append(", ".join(f"{own['ratio']:.2f}" for own in timed) if method != "plain" else "")
+    return table(rows)
 
 
 def cost(cells: dict[Cell, Seeds]) -> list[str]:
@@ -256,27 +249,57 @@ def cost(cells: dict[Cell, Seeds]) -> list[str]:
         "learnable, pipelined": "pipelined",
         "learnable, pipelined, meta loop every tenth half step": "pipelined-interval",
     }
-    files = [
-        HERE.parents[1] / "benchmarks" / "results" / f"resnet50-{pixels}-h200-second.json" for pixels in (224, 448)
-    ]
-    sizes = [json.loads(file.read_text())["methods"] for file in files]
-    cell = "{ratio:.2f} | {peak_memory:.1f}"
-    return [
-        f"| {title} | "
-        + " | ".join(cell.format(**own[method] | {"peak_memory": own[method]["peak_memory"] / 1e9}) for own in sizes)
-        + " |"
-        for title, method in titles.items()
-    ]
+    sizes = [steps_of(f"resnet50-{pixels}-h200-second.json") for pixels in (224, 448)]
+    rows = {}
+    for title, method in titles.items():
+        own = [methods[method] for methods in sizes]
+        rows[title] = [text for m in own for text in (f"{m['ratio']:.2f}", f"{m['peak_memory'] / 1e9:.1f}")]
+    return table(rows)
 
 
 def recipes(cells: dict[Cell, Seeds]) -> list[str]:
-    names = ("epochs", "crop", "layer_decay", "drop_path", "ema")
-    lines = []
-    for recipe in RECIPES.values():
-        own = recipe.defaults(None, 64)
-        figures = [f"{own[name]:g}" for name in ("lr", "weight_decay", *names)]
-        lines.append(f"| `{recipe.name}` | {own['optimizer']} | {' | '.join(figures)} |")
-    return lines
+    names = ("lr", "weight_decay", "epochs", "crop", "layer_decay", "drop_path", "ema")
+    own = {recipe.name: recipe.defaults(None, 64) for recipe in RECIPES.values()}
+    return table(
+        {f"`{name}`": [row["optimizer"], *(f"{row[setting]:g}" for setting in names)] for name, row in own.items()}
+    )
+
+
+def birds(study: str) -> dict[str, Seeds]:
+    """The accuracies of a study on drawn birds, by method and seed."""
+    seeds: dict[str, Seeds] = defaultdict(dict)
+    for row in runs_of("birds-runs.csv"):
+        if row["study"] == study:
+            seeds[row["method"]][int(row["seed"])] = float(row["top1"])
+    return seeds
+
+
+def variances(study: str) -> dict[str, list[list[float]]]:
+    """The mean of Σ in each epoch of each run of a study on drawn birds, by method."""
+    runs: dict[str, list[list[float]]] = defaultdict(list)
+    for row in runs_of("birds-runs.csv"):
+        if row["study"] == study and row["variance_mean"]:
+            runs[row["method"]].append([float(value) for value in row["variance_mean"].split()])
+    return runs
+
+
+def joint(cells: dict[Cell, Seeds]) -> list[str]:
+    rows: dict[str, list[str]] = defaultdict(list)
+    for study in ("joint, 10 epochs", "joint, 40 epochs"):
+        accuracies, means = birds(study), variances(study)
+        for method, own in accuracies.items():
+            ends = {seed: run[-1] for seed, run in enumerate(means.get(method, []))} or None
+            rows[method] += [shown(own, 1), minus(own, accuracies["basic"], 1), shown(ends)]
+    return table(rows, "drawn birds | 10 epochs | − basic | mean of Σ | 40 epochs | − basic | mean of Σ")
+
+
+def p2p(cells: dict[Cell, Seeds]) -> list[str]:
+    rows = {}
+    for study in ("P2P-Net's recipe",):
+        own = birds(study)
+        first = next(iter(own.values()))
+        rows |= {method: [shown(seeds, 1), minus(seeds, first, 1)] for method, seeds in own.items()}
+    return table(rows, "P2P-Net on drawn birds | top-1 | − ours")
 
 
 TABLES = {
@@ -284,7 +307,7 @@ TABLES = {
     "docs/cost.md": (cost,),
     "docs/learning-the-covariance.md": (learned_at_10, strengths, learned_at_40, mobilenet),
     "docs/results.md": (eight_methods,),
-    "docs/reproduction.md": (claims,),
+    "docs/reproduction.md": (claims, joint, p2p),
     "docs/how-to/strength-and-source.md": (shares,),
     "docs/how-to/vision-transformers.md": (recipes,),
     "benchmarks/README.md": (graphed_steps,),
@@ -295,22 +318,34 @@ TABLES = {
 def draw(cells: dict[Cell, Seeds], file: Path) -> None:
     """Draw accuracy against the strength, with the spread over seeds."""
     labels = {"isda": "isda", "constant": "constant Σ", "learnable": "learnable, as in the paper", "basic": "basic"}
-    steps = ("5", "10", "20", "40", "80")
     charts = []
     for title, net in NETWORKS.items():
         series = []
         for slot, (method, label) in zip(slots(list(labels)), labels.items(), strict=True):
-            own = [cells.get((net, 10, method, "" if method == "basic" else step)) for step in steps]
+            own = [cells.get((net, 10, method, "" if method == "basic" else step)) for step in STRENGTHS]
             means = [None if seeds is None else fmean(seeds.values()) / 100 for seeds in own]
             spreads = [None if seeds is None else stdev(seeds.values()) / 100 for seeds in own]
-            series.append(Series(label, slot, means, range(len(steps)), () if method == "basic" else spreads))
+            series.append(Series(label, slot, means, range(len(STRENGTHS)), () if method == "basic" else spreads))
         caption = "top-1 accuracy on validation photos, ± over seeds"
-        charts.append(LineChart(title, caption, series, "strength λ0", steps, percent=True))
+        charts.append(LineChart(title, caption, series, "strength λ0", STRENGTHS, percent=True))
+    file.write_bytes(to_png(lines(charts)))
+
+
+def draw_joint(file: Path) -> None:
+    """Draw the mean of Σ over the epochs of joint training, with the spread over seeds."""
+    charts = []
+    for epochs in (10, 40):
+        series = []
+        for slot, (method, runs) in enumerate(variances(f"joint, {epochs} epochs").items()):
+            values = [*zip(*runs, strict=True)]
+            means, spreads = [fmean(own) for own in values], [stdev(own) for own in values]
+            series.append(Series(method, slot, means, range(1, len(values) + 1), spreads))
+        charts.append(LineChart(f"{epochs} epochs", "mean of Σ, ± over seeds", series))
     file.write_bytes(to_png(lines(charts)))
 
 
 def main() -> None:
-    """Print the tables, and draw the chart unless `--no-chart` is set."""
+    """Print the tables, and draw the charts unless `--no-chart` is set."""
     cells = read()
     for page, tables in TABLES.items():
         print(f"## {page}", "", sep="\n")
@@ -318,6 +353,7 @@ def main() -> None:
             print(*table(cells), "", sep="\n")
     if "--no-chart" not in sys.argv:
         draw(cells, HERE / "strengths.png")
+        draw_joint(HERE / "small-joint.png")
 
 
 if __name__ == "__main__":

@@ -126,6 +126,8 @@ def test_every_table_of_measurements_has_a_known_origin() -> None:
         "| head on fixed features",
         "| a step, 64 GPUs",
         "| the paper says",
+        "| drawn birds",
+        "| P2P-Net on drawn birds",
         "| share of log C",
         "| method | 224 px | GB",
     }

@@ -351,8 +351,9 @@ def test_the_notes_warn_of_optimistic_numbers_and_of_different_settings() -> Non
     assert "its accuracy is optimistic" in notes
     assert "Times are left out" in notes
     assert "test split" not in notes
-    assert "P2P-Net has its own defaults" not in notes  # on the embedded birds it has not
+    assert "the runs also differ" not in notes  # on the embedded birds P2P-Net has no recipe of its own
     elsewhere = replace(config, training=replace(config.training, data="photos", select="test"))
     notes = "\n".join(comparison(basic, config=elsewhere, split=ValidationSplit(50, False, True), alone=True).notes)
-    assert "the runs differ in `epochs` (100, 300), `lr` (0.008, 0.03), `weight_decay` (0, 0.0005)" in notes
+    assert "the runs also differ in `epochs` (100, 300), `batch_size` (16, 64), `resize` (550, 600)" in notes
+    assert "`lr` (0.002, 0.03), `weight_decay` (0, 0.0005)." in notes
     assert "The accuracies are therefore too high" in notes

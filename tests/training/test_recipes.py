@@ -52,6 +52,7 @@ def test_options_override_the_recipe_whose_name_does_not_identify_a_run() -> Non
     assert (config.optimizer, config.epochs, config.drop_path, config.crop) == ("adamw", 50, 0.1, 224)
     assert (config.layer_decay, config.ema, config.lr) == (0.9, 0.0, pytest.approx(2e-4))
     assert TrainConfig(data="photos", recipe="probe").resolve().freeze == "all"
+    assert TrainConfig(data="photos", method="p2p", crop_scale=0.5).resolve().padding == 0  # the recipe's is 8
     assert "recipe" not in identifying()
     assert {"layer_decay", "drop_path", "ema", "freeze"} <= identifying()
 

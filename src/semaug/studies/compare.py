@@ -13,11 +13,13 @@ from semaug.data.readers import read_data, training_splits
 from semaug.inference.manifest import is_complete
 from semaug.inference.runs import read_evaluation, read_metrics
 from semaug.report import write_report
+from semaug.report.reading import as_text
 from semaug.studies.bench.result import versions
 from semaug.studies.grid import Arm, CompareConfig
 from semaug.studies.paired import CHANCE, Difference, mean_and_deviation, paired
 from semaug.studies.tables import TextTable, signed, with_error
 from semaug.studies.workers import default_jobs, train_all
+from semaug.training.recipes import COMMON
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import DataError, RunError
 from semaug.util.files import write_atomically, write_json
@@ -151,11 +153,11 @@ class Comparison:
                 "measured on, so its accuracy is optimistic."
             )
         different, plan = [], config.runs()
-        for name in ("epochs", "lr", "weight_decay"):
-            values = sorted({getattr(run, name) for run in plan})
-            different += [f"`{name}` ({', '.join(f'{value:g}' for value in values)})"] if len(values) > 1 else []
+        for name in (*COMMON, "optimizer", "lr", "weight_decay"):
+            values = sorted({as_text(getattr(run, name)) for run in plan})
+            different += [f"`{name}` ({', '.join(values)})"] if len(values) > 1 else []
         if different:
-            lines.append(f"P2P-Net has its own defaults: the runs differ in {', '.join(different)}.")
+            lines.append(f"By their recipes or options the runs also differ in {', '.join(different)}.")
         if self.alone:
             lines.append(
                 "Time is that of an epoch, relative to the baseline: the median over the last half of the epochs. It "

@@ -169,17 +169,9 @@ def _full(cell: Cell, setup: Setup) -> TrainConfig:
         pretrained=not imagenet,
         recipe="p2p" if spec.composite else "fine-tune-cnn",  # the paper's, for transformers too
     )
-    if spec.composite:  # P2P-Net's release; the recipe has its epochs, rate and weight decay
-        return replace(
-            config,
-            resize=550,
-            padding=8,
-            normalize="half",
-            batch_size=16,
-            warmup_epochs=0.0,
-            lr_decay="epoch",
-            augmentation=METHODS[config.method].relevant(Augmentation(strength=cell.strength, frozen_blocks=0)),
-        )
+    if spec.composite:  # the recipe is that of P2P-Net's release
+        augmentation = Augmentation(strength=cell.strength, frozen_blocks=0)
+        return replace(config, augmentation=METHODS[config.method].relevant(augmentation))
     augmentation = Augmentation(
         strength=cell.strength,
         strength_power=cell.power,
@@ -227,6 +219,7 @@ def _small(cell: Cell, setup: Setup) -> TrainConfig:
         model=model,
         method=method_of(cell),
         pretrained=False,
+        recipe="fine-tune-cnn",
         epochs=_DEEP_EPOCHS if deep else _SMALL_EPOCHS,
         resize=56,
         crop=48,  # a multiple of the transformer's patch

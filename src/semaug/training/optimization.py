@@ -157,7 +157,9 @@ class Optimization:
 
     def set_learning_rates(self, epoch: float) -> float:
         """Set the learning rates for a time in epochs; returns that of the network."""
-        factor = cosine_schedule(epoch, required(self.config.epochs), self.config.warmup_epochs, self.config.lr_decay)
+        config = self.config
+        epochs, warmup = required(config.epochs), required(config.warmup_epochs)
+        factor = cosine_schedule(epoch, epochs, warmup, required(config.lr_decay))
         for group in self.optimizer.param_groups:
             set_learning_rate(group, group["initial_lr"] * factor)
         for group in self.learner.meta_optimizer.param_groups if self.learner.meta_optimizer is not None else ():

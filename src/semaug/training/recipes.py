@@ -51,11 +51,13 @@ class Recipe:
 
 
 COMMON: dict[str, Any] = {
-    "epochs": 100, "batch_size": 64, "resize": 600, "crop": 448, "crop_scale": None,
+    "epochs": 100, "batch_size": 64, "resize": 600, "crop": 448, "crop_scale": None, "padding": 0,
+    "normalize": "imagenet", "warmup_epochs": 5.0, "lr_decay": "step",
     "layer_decay": 1.0, "drop_path": 0.0, "ema": 0.0, "freeze": 0,
 }  # fmt: skip
 """Defaults of the settings that a recipe may set."""
 _AT_224 = {"resize": 256, "crop": 224}
+_RELEASED_P2P = {"padding": 8, "normalize": "half", "warmup_epochs": 0.0, "lr_decay": "epoch"}
 _ROWS = (
     Recipe(
         "fine-tune-cnn",
@@ -79,11 +81,11 @@ _ROWS = (
     ),
     Recipe(
         "p2p",
-        "P2P-Net on a pretrained CNN: 300 epochs, a tenth of the rate for the backbone. Expect five times the cost of "
-        "fine-tune-cnn per epoch; its paper has 90.2 % on CUB at 448 px",
+        "P2P-Net on a pretrained CNN, as in its release: 300 epochs, a tenth of the rate for the backbone. Expect "
+        "five times the cost of fine-tune-cnn per epoch; its paper has 90.2 % on CUB at 448 px",
         lr={"sgd": 0.008, "adamw": 1e-4},  # the release: 0.002 for 16 images
         weight_decay={"sgd": 5e-4, "adamw": 0.05},
-        settings={"epochs": 300},
+        settings={"epochs": 300, "batch_size": 16, "resize": 550, **_RELEASED_P2P},
     ),
     Recipe(
         "probe",

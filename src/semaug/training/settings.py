@@ -90,10 +90,11 @@ class TrainConfig:
     crop_scale: Portion | None = setting(None, "data")
     """Train on crops of random size, resized to `crop`, with at least this share of the image's area. For training from
     scratch (ImageNet: 0.08). Default: crops of a fixed size, or the recipe's."""
-    padding: SideOrZero = setting(0, "data")
-    """Width in pixels of a black border around training images, before the crop (P2P-Net: 8)."""
-    normalize: Literal["imagenet", "half"] = setting("imagenet", "data")
-    """Mean and deviation by which pixels are normalised: those of ImageNet, or 0.5 (half), as in P2P-Net."""
+    padding: SideOrZero | None = setting(None, "data")
+    """Width in pixels of a black border around training images, before the crop. Default: 0, or the recipe's."""
+    normalize: Literal["imagenet", "half"] | None = setting(None, "data")
+    """Mean and deviation by which pixels are normalised: those of ImageNet, or 0.5 (half). Default: imagenet, or the
+    recipe's."""
 
     freeze: Annotated[Freeze | None, Range(0, 10_000)] = setting(None, "model")
     """Do not train the stem and the first N blocks of the network; BatchNorm uses its stored statistics there. all: a
@@ -121,10 +122,11 @@ class TrainConfig:
     """Momentum of sgd."""
     weight_decay: NotNegative | None = setting(None, "schedule")
     """Weight decay of the network. Default: 0 for sgd, 0.05 for adamw, or the recipe's."""
-    warmup_epochs: NotNegative = setting(5.0, "schedule")
-    """Epochs over which the learning rate grows from zero; at most a tenth of all epochs."""
-    lr_decay: Literal["step", "epoch"] = setting("step", "schedule")
-    """Whether the learning rate falls with every step, or once an epoch, as in P2P-Net."""
+    warmup_epochs: NotNegative | None = setting(None, "schedule")
+    """Epochs over which the learning rate grows from zero; at most a tenth of all epochs. Default: 5, or the
+    recipe's."""
+    lr_decay: Literal["step", "epoch"] | None = setting(None, "schedule")
+    """Whether the learning rate falls with every step, or once an epoch. Default: step, or the recipe's."""
     label_smoothing: BelowOne = setting(0.0, "method")
     """Share of the label that is spread over all classes."""
     sampler: Literal["shuffle", "balanced", "square-root"] = setting("shuffle", "data")
@@ -208,6 +210,8 @@ class TrainConfig:
             "precision": "bf16" if device.startswith("cuda") else "fp32",
             "output": Path("runs") / name,
         }
+        if self.crop_scale is not None:
+            defaults["padding"] = 0  # which crops of random size do not have
         missing = {key: value for key, value in defaults.items() if getattr(self, key) is None}
         config = replace(self, augmentation=method.resolve(self.augmentation), **missing)
         config._check()
@@ -241,7 +245,7 @@ class TrainConfig:
         half = (0.5, 0.5, 0.5)
         mean, std = (half, half) if self.normalize == "half" else (IMAGENET_MEAN, IMAGENET_STD)
         sizes = required(self.resize), required(self.crop)
-        return Preprocessing(*sizes, self.shape, mean, std, self.padding, self.crop_scale)
+        return Preprocessing(*sizes, self.shape, mean, std, required(self.padding), self.crop_scale)
 
     @property
     def autocast(self) -> torch.dtype | None:
