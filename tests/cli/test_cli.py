@@ -297,7 +297,7 @@ def test_the_ten_options_of_training_that_matter_most_come_first(
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["train", "--help"]) == 0
     first, *others = re.split(r"^\W*(\w+) options\W*$", capsys.readouterr().out, flags=re.MULTILINE)
-    names = ["data", "model", "method", "recipe", "epochs", "output", "resize", "crop", "batch-size", "lr"]
+    names = ["data", "model", "method", "epochs", "output", "resize", "crop", "batch-size", "lr", "config"]
     assert re.findall(r"^. --([a-z-]+)", first, re.MULTILINE) == names
     assert others[::2] == ["data", "model", "method", "schedule", "hardware", "output"]
 

@@ -22,7 +22,7 @@ class Train(TrainConfig, Command):
     the same command again to resume an interrupted run.
     """
 
-    config: Path | None = setting(None, "output")
+    config: Path | None = setting(None, "main")
     """Read settings from a YAML file, or from the config.json of an earlier run (except its output directory). Options
     of the command line override them. Default: no file."""
     print_config: bool = setting(False, "output")
