@@ -55,7 +55,8 @@ def command_lines(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
     lines = re.findall(r"^```(?:bash|console|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"^:::.*\n(?: {4}.*\n)*", "", text, flags=re.MULTILINE)  # the options of an entry of the reference
+    # without options of an entry of the reference, and without notes
+    text = re.sub(r"^(?:::: |!!! ).*\n(?: {4}.*\n)*", "", text, flags=re.MULTILINE)
     lines += re.findall(r"^(?: {4}.*\n)+", text, re.MULTILINE)
     joined = "\n".join(lines).replace("\\\n", " ")
     return [line.strip() for line in joined.splitlines() if line.strip()]
@@ -133,7 +134,7 @@ def check(words: list[str]) -> None:
         assert set(command.names) <= {*all_experiments(), "all", "list"}
     elif isinstance(command, Train):
         command.resolve()
-        if command.data == "photos" and command.weights is None:
+        if command.data == "photos" and not {"--weights", "--freeze"} & {*options}:
             with redirect_stdout(io.StringIO()):
                 assert main(["train", *options, *shlex.split(QUICKER["train"]), "--dry-run"]) == 0, words
 

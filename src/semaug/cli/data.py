@@ -62,10 +62,10 @@ class Check(Command):
         for name, split in report.splits.items():
             line = f"  {name}: {counted(split.images, 'image')} of {counted(split.classes, 'class')}"
             if split.per_class is not None:
-                line += f", {split.per_class.minimum:.0f} to {split.per_class.maximum:.0f} of each"
+                line += f", {_span(f'{split.per_class.minimum:.0f}', f'{split.per_class.maximum:.0f}')} of each"
             if split.widths is not None and split.heights is not None:
-                line += f", sizes {split.widths.minimum:.0f}×{split.heights.minimum:.0f}"
-                line += f" to {split.widths.maximum:.0f}×{split.heights.maximum:.0f} px"
+                smallest = f"{split.widths.minimum:.0f}×{split.heights.minimum:.0f}"
+                line += f", {_span(smallest, f'{split.widths.maximum:.0f}×{split.heights.maximum:.0f}')} px"
             show(line)
         for problem in report.problems:
             show(f"  ! {problem}")
@@ -141,6 +141,10 @@ class Split(Command):
             if own:
                 classes = counted(len({row.class_name for row in own}), "class")
                 show(f"  {split}: {counted(len(own), 'image')} of {classes}{groups}, {len(own) / len(rows):.1%}")
+
+
+def _span(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
 
 
 @dataclass(frozen=True)

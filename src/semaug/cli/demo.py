@@ -1,4 +1,4 @@
-"""`semaug demo`: train on the embedded birds with and without augmentation."""
+"""`semaug demo`: train on the embedded birds."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +12,19 @@ from semaug.util.ranges import Count, Seed
 
 @dataclass(frozen=True)
 class Demo(Command):
-    """Train on the embedded birds, without and with augmentation of features, and write a report with pictures.
+    """Train on drawn birds that come with semaug, and write a report with pictures.
 
-    It takes two to three minutes on two CPU cores, and needs no data. It shows the tools; one seed on few images does
-    not show which method is better.
+    It takes two to three minutes on two CPU cores, and needs no data. It shows the tools; a few drawn images do not
+    show which method is better.
     """
 
     resumable: ClassVar[bool] = True
 
     output: Path = Path("runs/demo")
     """Folder of the runs and the report."""
-    methods: tuple[str, ...] = ("basic", "isda")
-    """Methods to compare."""
-    epochs: Count = 15
+    methods: tuple[str, ...] = ("isda",)
+    """Methods to train with."""
+    epochs: Count = 30
     """Epochs of each run."""
     seed: Seed = 0
     """Seed of all random numbers."""
