@@ -10,6 +10,7 @@ from torch import nn
 
 from photos import quick_config
 from semaug.cli.main import main
+from semaug.data.cache import entries
 from semaug.inference.runs import read_metrics
 from semaug.network.blocks import freeze_blocks
 from semaug.network.models import build_model
@@ -88,7 +89,8 @@ def test_a_probe_trains_the_head_alone(probe: Path, weights: Path, cache: Path) 
     rows = read_metrics(probe)
     assert rows[-1]["train_loss"] < rows[0]["train_loss"]
     assert max(row["strength"] for row in rows) > 0, "the automatic strength acts"
-    assert [file.name.split("-")[0] for file in cache.iterdir()] == ["features"], "no pixels, one file for both splits"
+    [entry] = entries(cache)
+    assert entry.data.endswith(", features of small"), "no pixels, and one file for both splits"
 
 
 def test_a_probe_is_an_ordinary_run(probe: Path, photos: Path, tmp_path: Path) -> None:
@@ -119,9 +121,9 @@ def test_cached_features_are_used_by_other_seeds_and_methods(
 def test_a_damaged_cache_is_one_sentence(photos: Path, weights: Path, tmp_path: Path) -> None:
     options = PROBE | {"weights": weights, "cache": tmp_path / "cache", "epochs": 1}
     train(quick_config(photos, tmp_path / "run", **options))
-    [file] = (tmp_path / "cache").iterdir()
+    [file] = (tmp_path / "cache").glob("*.npy")
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(FileError, match=r"features-.*npy is damaged; remove it"):
+    with pytest.raises(FileError, match=r"npy is damaged; remove it"):
         train(quick_config(photos, tmp_path / "again", **options))
 
 

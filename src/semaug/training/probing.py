@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
+from semaug.data.cache import note_use
 from semaug.data.images import Preprocessing, to_device
 from semaug.data.samples import Samples, Subset, subset
 from semaug.inference.loop import run_batches
@@ -23,7 +24,8 @@ from semaug.util.progress import Progress
 from semaug.util.untrusted import map_array
 
 VIEWS = 2  # of an image: the centre crop and its mirror image
-BATCH = 64  # images
+BATCH = 64  # images on a GPU
+CPU_BATCH = 8  # whose activations fit into the cache of a core: half the CPU time of 64
 _VERSION = 1  # raised when the same network gives other features, so that old caches are not used
 
 
@@ -129,7 +131,7 @@ def _features(
 
     def compute() -> list[Tensor]:
         pixels = PixelLoader(preprocessing, device, config.workers).load(
-            samples, torch.arange(len(samples)).split(BATCH)
+            samples, torch.arange(len(samples)).split(BATCH if device.type == "cuda" else CPU_BATCH)
         )
         parts, done = [], 0
         with progress.task("computing features", len(samples)) as advance:
@@ -151,6 +153,7 @@ def _features(
             with open_atomically(file) as opened:
                 np.lib.format.write_array_header_1_0(opened, header)
                 opened.writelines(part.numpy().tobytes() for part in parts)
+        note_use(file, f"{config.data}, features of {config.model}")
     return torch.from_numpy(map_array(file, shape, np.float32))
 
 
@@ -161,4 +164,4 @@ def _key(config: TrainConfig, samples: Samples, model: nn.Module) -> str:
     digest = hashlib.sha256(safetensors_bytes(weights))
     state = (_VERSION, config.model, config.precision, vars(config.preprocessing), samples.fingerprint())
     digest.update(repr(state).encode())
-    return f"features-{digest.hexdigest()[:32]}"
+    return digest.hexdigest()[:32]
