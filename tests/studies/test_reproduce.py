@@ -156,7 +156,7 @@ def test_without_a_gpu_full_scale_measures_no_times(
         (["table-1"], "unknown experiment 'table-1'"),
         (["all", "--method", "magic"], "unknown method 'magic'"),
         (["all", "--data", "nowhere"], "there is no folder nowhere"),
-        (["all", "--jobs", "0"], "--jobs must be at least 1"),
+        (["all", "--jobs", "0"], "--jobs must be from 1 to 256, not 0"),
     ],
 )
 def test_mistakes_give_one_sentence_and_exit_code_2(
