@@ -9,6 +9,7 @@ test images of the two, and draws from N(a, λΣ) around one of them, the median
 the head tells the two apart. That direction is the ordinate; the abscissa is that of the largest variance beside it.
 """
 
+import io
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
+from PIL import Image
 from torch import Tensor
 
 from semaug.data.birds import TRAITS, Species, species
@@ -45,7 +47,7 @@ def main(run: Path, output: Path) -> None:
     heading = {"fontsize": 11.5, "weight": "bold", "color": INK, "va": "center"}
     figure.text(0.012, 0.965, f"Two species that differ in one trait ({TRAITS[trait].replace('_', ' ')}) …", **heading)
     figure.text(0.012, 0.482, "… which augmentation of the image can hide", **heading)
-    figure.text(0.475, 0.965, "Their features, and draws N(a, λΣ) around one of them", **heading)
+    figure.text(0.475, 0.965, "What the network sees, and variations of one image (circles)", **heading)
     for place, (picture, colour) in enumerate(zip(pair.pictures, (BLUE, ORANGE), strict=True)):
         show(figure.add_axes((0.012 + 0.225 * place, 0.535, 0.205, 0.39)), picture, pair, colour)
     for place, name in enumerate(SHOWN):
@@ -53,7 +55,8 @@ def main(run: Path, output: Path) -> None:
         note = f"{name}: in {shares[name]:.0f} % of images"
         figure.text(0.012 + 0.225 * place + 0.1025, 0.027, note, fontsize=9.5, color=SOFT, ha="center", va="center")
     features(figure.add_axes((0.475, 0.055, 0.513, 0.87)), view, first, second)
-    output.write_bytes(to_png(figure))
+    picture = Image.open(io.BytesIO(to_png(figure))).convert("RGB")
+    picture.resize((1160, round(1160 * picture.height / picture.width))).save(output, optimize=True)
 
 
 def differing(one: Species, two: Species) -> list[int]:
@@ -119,7 +122,6 @@ def features(axes: Axes, view: FigureRun, first: int, second: int) -> None:
         mine = places[labels == label].T.numpy()
         axes.scatter(*mine, s=36, color=colour, marker=marker, edgecolors="white", lw=0.6, zorder=3)
     axes.scatter(x, y, s=170, color=BLUE, edgecolors=INK, lw=1.6, zorder=4)
-    axes.annotate("a", (x, y), color="white", ha="center", va="center", fontsize=10.5, weight="bold", zorder=5)
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_color(RULE)
 
