@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semaug.cli.common import Command, show
-from semaug.util.errors import SettingError
+from semaug.util.ranges import NotNegative
 
 
 @dataclass(frozen=True)
@@ -16,15 +16,13 @@ class Cache(Command):
     """Folder of the cache."""
     clear: bool = False
     """Delete them; training decodes them again when it needs them."""
-    unused_days: float = 0.0
+    unused_days: NotNegative = 0.0
     """Delete only what was not used for this many days."""
 
     def run(self) -> None:
         from semaug.data.cache import delete, entries
         from semaug.util.names import counted
 
-        if not self.unused_days >= 0:
-            raise SettingError(f"`unused_days` must be at least 0, not {self.unused_days:g}")
         folder = self.folder.expanduser()
         listed = entries(folder)
         for entry in listed:

@@ -49,7 +49,8 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def _entry(folder: Path, key: str, files: list[Path]) -> Entry:
-    data = "unknown" if any(file.suffix == ".npy" for file in files) else "not decoded completely"
+    suffixes = {suffix for file in files for suffix in file.suffixes}
+    data = "unknown" if ".npy" in suffixes else "unfinished" if ".part" in suffixes else "unreadable images, a list"
     with suppress(FileError):
         data = read_json(folder / f"{key}.json", _Note)["data"]
     states = [file.stat() for file in files]
