@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="torchvision/mobilenet_v2")
     parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--methods", nargs="+", default=["basic", "isda"])
+    parser.add_argument("--methods", nargs="+", default=["basic"])
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--work", type=Path, required=True, help="folder for the table, the runs and the cache")

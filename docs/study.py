@@ -319,6 +319,22 @@ def p2p(cells: dict[Cell, Seeds]) -> list[str]:
     return table(rows, "P2P-Net on drawn birds | top-1 | − ours")
 
 
+def long_tail(cells: dict[Cell, Seeds]) -> list[str]:
+    columns = ("mean of classes", "more than 10", "4 to 10", "1 to 3")
+    runs: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    with open(HERE / "long-tail-runs.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            runs[row["method"], row["variant"]].append(row)
+    lines = [f"| linear probe | {' | '.join(columns)} | − plain |", "|---|---|---|---|---|---|"]
+    for (method, variant), rows in runs.items():
+        values = [{int(row["seed"]): 100 * float(row[name]) for row in rows} for name in columns]
+        plain = {int(row["seed"]): 100 * float(row[columns[0]]) for row in runs[method, "plain"]}
+        title = method if variant == "plain" else f"{method}, `{variant}`"
+        difference = minus(values[0], plain, 1) if variant != "plain" else ""
+        lines.append(f"| {title} | {' | '.join(shown(own, 1) for own in values)} | {difference} |")
+    return lines
+
+
 TABLES = {
     "README.md": (readme,),
     "docs/cost.md": (cost,),
@@ -328,6 +344,7 @@ TABLES = {
     "docs/how-to/strength-and-source.md": (shares,),
     "docs/how-to/linear-probe.md": (probes,),
     "docs/how-to/vision-transformers.md": (recipes,),
+    "docs/how-to/long-tailed-data.md": (long_tail,),
     "benchmarks/README.md": (graphed_steps,),
 }
 """What is computed for each page: the first cell begins a row of the page, which has the other cells in order."""

@@ -99,7 +99,9 @@ def _common_data(members: Sequence[Classifier]) -> tuple[DataSet, dict[str, Samp
         if (member.name, member.config.get("composite")) != (first.name, first.config.get("composite")):
             raise RunError(f"{member.folder} holds a {member.name} and {first.folder} a {first.name}, whose weights "
                            "cannot be averaged")  # fmt: skip
-        if (member.classes, member.preprocessing) != (first.classes, first.preprocessing):
+        # crops for training may differ
+        own, other = (replace(each.preprocessing, padding=0, crop_scale=None) for each in (member, first))
+        if (member.classes, own) != (first.classes, other):
             raise RunError(f"{member.folder} and {first.folder} do not have the same classes and image sizes")
         if member.config.get("select", "val") != "val" or "run" not in member.config:
             raise RunError(f"{member.folder} held out no validation images, by which a soup is chosen")
