@@ -20,9 +20,9 @@ from semaug.util.ranges import range_in
 
 KINDS: dict[str, Any] = {
     name: getattr(import_module(f"semaug.cli.{name}"), name.title()) for name in COMMANDS if name != "data"
-} | {f"data {kind.lower()}": getattr(data_commands, kind) for kind in ("Check", "Shards", "Destruction")}
+} | {f"data {kind.lower()}": getattr(data_commands, kind) for kind in ("Check", "Split", "Shards", "Destruction")}
 OPTIONS = {name: list(options(kind)) for name, kind in KINDS.items()}
-WORDS = {"figures": ["tsne"]}
+WORDS = {"figures": ["tsne"], "data split": ["x", "--output=x.csv"]}
 """Values of positional options, where "x" is none."""
 
 

@@ -105,4 +105,4 @@ def test_the_check_lists_pairs(leaky: Path, tmp_path: Path, capsys: pytest.Captu
     assert out.count("  test: ") >= 4
     assert {"first", "second", "similarity"} == set(stored[0])
     assert main(["data", "check", str(leaky), "--near-duplicates", "pixels", "--similarity", "2"]) == 2
-    assert "--similarity must lie between -1 and 1" in capsys.readouterr().err
+    assert "--similarity must be from -1 to 1" in capsys.readouterr().err

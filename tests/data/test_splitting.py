@@ -113,7 +113,7 @@ def test_folders_stay_together_and_training_takes_the_table(
     [
         (["--group-by", "animal"], "is no table with a column animal"),
         (["--val-fraction", "0.9", "--test-fraction", "0.2"], "their sum below 1"),
-        (["--val-fraction", "-0.1"], "their sum below 1"),
+        (["--val-fraction", "-0.1"], "must be at least 0 and below 1"),
     ],
 )
 def test_mistakes_are_one_sentence(

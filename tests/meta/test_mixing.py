@@ -267,7 +267,8 @@ def test_isda_on_top_of_snapmix_has_the_weighted_isda_loss() -> None:
     source = DominantClassCovariance(CLASSES, 6).double()
     learner = semaug.SnapMix(model, torch.optim.SGD(model.parameters(), lr=0.0), source, strength=3.0)
     images, labels = batches(1)[0]
-    first = semaug.SnapMix(copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.0))
+    copied = copy.deepcopy(model)
+    first = semaug.SnapMix(copied, torch.optim.SGD(copied.parameters(), lr=0.0))
     batch, other = first.executor.cut(images, labels)
     first.algorithm.half_step(batch, other)  # for its mixed images
     part = batch[0]

@@ -10,7 +10,7 @@ import tyro
 from semaug.cli.common import Command, choose_device, show
 from semaug.util.errors import DataError, SettingError
 from semaug.util.names import counted, printable
-from semaug.util.ranges import Count, Seed, Workers
+from semaug.util.ranges import BelowOne, Count, Range, Seed, Workers
 
 if TYPE_CHECKING:
     from semaug.data.check import NearDuplicate
@@ -39,7 +39,7 @@ class Check(Command):
     Default: no."""
     weights: Path | None = None
     """Weights of the model that near_duplicates names (.safetensors). Default: those of its library are downloaded."""
-    similarity: float = 0.9
+    similarity: Annotated[float, Range(-1, 1)] = 0.9
     """Images look the same if the cosine of their features is at least this."""
     device: str | None = None
     """Where that model runs. Default: cuda if available, else cpu."""
@@ -87,8 +87,6 @@ class Check(Command):
     def _near_duplicates(self, data: "DataSet") -> "tuple[NearDuplicate, ...]":
         from semaug.data.near_duplicates import Embed, grey_thumbnails, near_duplicates
 
-        if not -1 <= self.similarity <= 1:
-            raise SettingError(f"`similarity` must lie between -1 and 1, not {self.similarity:g}")
         embed: Embed = partial(grey_thumbnails, workers=self.workers)
         if self.near_duplicates not in (None, "pixels"):
             from semaug.inference.embedding import embed_images, open_features
@@ -115,11 +113,11 @@ class Split(Command):
     group_by: str | None = None
     """Keep images together that belong together, such as those of one individual or sequence: "folder", or a column of
     the table. Default: every image for itself."""
-    val_fraction: float = 0.1
+    val_fraction: BelowOne = 0.1
     """Share of validation images."""
-    test_fraction: float | None = None
+    test_fraction: BelowOne | None = None
     """Share of test images. Default: 0.2, or none if the data set has a test split."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the choice."""
 
     def run(self) -> None:
