@@ -22,7 +22,7 @@ KINDS: dict[str, Any] = {
     name: getattr(import_module(f"semaug.cli.{name}"), name.title()) for name in COMMANDS if name != "data"
 } | {f"data {kind.lower()}": getattr(data_commands, kind) for kind in ("Check", "Split", "Shards", "Destruction")}
 OPTIONS = {name: list(options(kind)) for name, kind in KINDS.items()}
-WORDS = {"figures": ["tsne"], "data split": ["x", "--output=x.csv"]}
+WORDS = {"figures": ["tsne"], "data split": ["x", "--output=x.csv"], "soup": ["x", "x", "--output=x"]}
 """Values of positional options, where "x" is none."""
 
 

@@ -559,7 +559,7 @@ def test_other_files_and_folders_that_cannot_be_read(tmp_path, monkeypatch):
         ("path,label", ("pictures/0.png,a", "pictures/\0.png,a"), "line 3: no file can be called"),
         ("path,label,split", ("pictures/0.png,a,learn",), "line 2: the split 'learn' is not one of train"),
         ("path,label,split", ("pictures/0.png,a,test",), "no images in the split train"),
-        ("path,label,split", ("pictures/0.png,a,train", "pictures/0.png,b,test"), "test that are not in train: 'b'"),
+        ("path,label,split", ("pictures/0.png,a,train", "pictures/1.png,b,test"), "test that are not in train: 'b'"),
         ("path,label", ('pictures/0.png,"a',), "unexpected end of data"),
         ("path,label", ("x" * 200_000 + ",a",), "field larger than field limit"),
         ("path,label", ("a\0,a",), ""),
@@ -696,3 +696,20 @@ EXPECTED_SPLIT = ["0/1.jpg", "0/9.jpg", "0/19.jpg", "1/6.jpg", "1/7.jpg", "1/18.
 def test_split_refuses_other_numbers(per_class, fraction):
     with pytest.raises(SettingError, match="validation images"):
         split_validation(listed([2]), per_class, fraction, 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (("pictures/0.png,crow,train", "pictures/0.png,gull,train"), "listed twice, with the labels 'crow' and 'gull'"),
+        (("pictures/0.png,crow,train", "pictures/0.png,crow,test"), "listed twice, in train and in test"),
+    ],
+)
+def test_an_image_with_two_labels_or_in_two_splits_is_refused(tmp_path, rows, sentence):
+    assert sentence in refusal(replicas.table(tmp_path / "t.csv", rows=rows))
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path):
+    rows = ("pictures/0.png,crow,gull", "pictures/1.png,jay,jay")
+    file = replicas.table(tmp_path / "t.csv", header="path,label,label", rows=rows)
+    assert refusal(file).endswith("t.csv has two columns 'label'")

@@ -145,3 +145,10 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     save_file({"a.weight": torch.zeros(2)}, tmp_path / "other.safetensors")
     with pytest.raises(ModelError, match="nothing in .* fits the model"):
         load_weights(build_model("small", 3, 64), tmp_path / "other.safetensors")
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    model = build_model("small", 3, 64)
+    save_file({**model.state_dict(), "head.bias": torch.tensor([0.0, torch.nan, 0.0])}, tmp_path / "nan.safetensors")
+    with pytest.raises(ModelError, match="has numbers that are not finite, in head.bias"):
+        load_weights(model, tmp_path / "nan.safetensors")

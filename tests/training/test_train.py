@@ -165,7 +165,7 @@ def test_weights_from_a_file_are_loaded_except_a_head_for_other_classes(
         ({"crop": 4}, r"small cannot process images of 4 px \(Given input .* too small\); choose another `crop`"),
         ({"epochs": 0}, "`epochs` must be from 1 to 1000000, not 0"),
         ({"batch_size": 0}, "`batch_size` must be from 1 to 1000000, not 0"),
-        ({"lr": -1.0}, "`lr` must be above 0, not -1.0"),
+        ({"lr": -1.0}, r"`lr` must be above 0 and at most 1e\+09, not -1.0"),
         ({"micro_batch": 0}, "`micro_batch` must be from 1 to 1000000, not 0"),
         ({"val_fraction": 1.5}, "`val_fraction` must be above 0 and below 1, not 1.5"),
         ({"ema": 1.0}, "`ema` must be at least 0 and below 1, not 1.0"),
@@ -181,6 +181,9 @@ def test_a_mistake_is_explained_in_one_sentence(
 
 def test_what_the_machine_lacks_is_a_mistake_in_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("foo", "meta", "cpu:5", "\x1b[2J"):
+        with pytest.raises(SettingError, match="^`device` must be cpu, not '"):
+            TrainConfig(device=device).resolve()
     with pytest.raises(SettingError, match="there is no CUDA device; set `device` to cpu"):
         TrainConfig(device="cuda").resolve()
     monkeypatch.setattr("shutil.which", lambda name: None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semaug.util.errors import FileError
-from semaug.util.files import leftovers, write_atomically
+from semaug.util.files import leftovers, refuse_foreign, write_atomically
 
 
 def test_content_is_written_and_the_old_file_can_be_kept(tmp_path: Path) -> None:
@@ -40,3 +40,18 @@ def test_only_the_files_of_killed_writers_are_leftovers(tmp_path: Path) -> None:
     for name in (f".a.json.{gone}.part", f".b.json.{os.getppid()}.part", ".c.json.part", f"d.{gone}.part"):
         (tmp_path / name).touch()
     assert [file.name for file in leftovers(tmp_path)] == [f".a.json.{gone}.part"]
+
+
+def test_neither_devices_nor_files_of_another_kind_are_replaced(tmp_path: Path) -> None:
+    pipe, photo = tmp_path / "pipe", tmp_path / "photo.png"
+    os.mkfifo(pipe)
+    with pytest.raises(FileError, match="pipe: it is not a regular file"):
+        write_atomically(pipe, b"content")
+    assert pipe.is_fifo()
+    photo.write_bytes(b"\x89PNG")
+    with pytest.raises(FileError, match="photo.png exists and is something else, which would be lost"):
+        refuse_foreign(photo, b"path,", b"{")
+    for content in (b"", b"path,label", b"{}"):
+        photo.write_bytes(content)
+        refuse_foreign(photo, b"path,", b"{")
+    refuse_foreign(tmp_path / "new", b"path,")

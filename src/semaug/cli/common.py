@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_type_hints
 
 import tyro
 
-from semaug.util.errors import SettingError
+from semaug.util.devices import choose_device as choose_device
 from semaug.util.names import printable
 
 
@@ -39,25 +39,6 @@ def say(message: str) -> None:
 def show(result: object) -> None:
     """Print one line of a result to standard output; names in it cannot control the terminal."""
     print(printable(result))
-
-
-def choose_device(name: str | None) -> str:
-    """Choose the device to compute on.
-
-    Args:
-        name: The device that the user asked for; None for cuda if available, else cpu.
-
-    Returns:
-        Name of the device.
-
-    Raises:
-        SettingError: There is no such device.
-    """
-    import torch
-
-    if name is not None and name.startswith("cuda") and not torch.cuda.is_available():
-        raise SettingError("there is no CUDA device; leave out `device`, or set it to cpu")
-    return name or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def with_flags(text: str, command: object) -> str:

@@ -1,7 +1,6 @@
 """Settings of a training run from a file: YAML, or the config.json of an earlier run."""
 
 import difflib
-from collections.abc import Hashable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,17 @@ MAX_BYTES = 100_000
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """YAML without two values for one name, and without aliases, which could repeat a few bytes exponentially often."""
 
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+    def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise SettingError(f"line {self.peek_event().start_mark.line + 1} repeats another one by an alias (*)")
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         names = [str(key.value) for key, _ in node.value]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise SettingError(f"the setting {shown(twice)} has two values")
-        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        return mapping
+        return super().construct_mapping(node, deep)
 
 
 def read_flags(path: Path) -> list[str]:

@@ -48,7 +48,7 @@ class Check(Command):
         from semaug.data.check import NAMED, check_data
         from semaug.data.readers import read_data, refuse_ambiguity
         from semaug.data.shards import damaged_shards, holds_shards
-        from semaug.util.files import write_atomically
+        from semaug.util.files import refuse_foreign, write_atomically
         from semaug.util.progress import Progress
 
         refuse_ambiguity(self.data, self.data_root)
@@ -79,7 +79,9 @@ class Check(Command):
         if not report.problems and not damaged:
             show("  no problems found")
         if self.json is not None:
-            write_atomically(self.json, report.to_json().encode())
+            content = report.to_json().encode()
+            refuse_foreign(self.json, content[: content.index(b":")])
+            write_atomically(self.json, content)
         problems = len(report.problems) + bool(damaged)
         if self.strict and problems:
             raise DataError(f"{printable(self.data)} has {counted(problems, 'problem')}")

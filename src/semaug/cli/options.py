@@ -18,7 +18,7 @@ from semaug.util.ranges import MAIN, Group, ranges
 Value = TypeVar("Value")
 CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, tyro.conf.PositionalMetavarFromFieldName)
 _DEFAULT = re.compile(r" ?Default: (.*?)\.(?= [A-Z]|$)")
-_BOUNDLESS = re.compile(r"from (\d+) to (?:\d{7,}|1e\+\d+)")
+_BOUNDLESS = re.compile(r"(?:from (\d+) to|(above \d+) and at most) (?:\d{7,}|1e\+\d+)")
 _MANY = 10  # options in groups
 _MOST_CHOICES = 60  # characters of choices beside an option; more are listed in its text
 
@@ -94,10 +94,15 @@ def options(kind: type) -> Iterator[tuple[Field[Any], Any, Any]]:
         elif members:  # subcommands
             yield option, reduce(or_, (Annotated[grouped(m.__origin__), *m.__metadata__] for m in members)), None
         else:
-            limit = _BOUNDLESS.sub(r"at least \1", str(limits[option.name])) if option.name in limits else None
+            limit = _BOUNDLESS.sub(_without_end, str(limits[option.name])) if option.name in limits else None
             described = option.metadata.get("help", texts[option.name])
             text = re.sub(r"`(\w+)`", lambda name: f"--{name[1].replace('_', '-')}", described)
             yield option, hint, _help(text, hint, option.default, limit)
+
+
+def _without_end(range_: re.Match[str]) -> str:
+    """A range whose upper end is no limit in practice."""
+    return range_[2] or f"at least {range_[1]}"
 
 
 def _help(text: str, hint: Any, default: object, limit: str | None) -> Any:

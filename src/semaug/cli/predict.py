@@ -9,7 +9,7 @@ import tyro
 from semaug.cli.common import Command, choose_device, say
 from semaug.util.errors import RunError, SettingError
 from semaug.util.names import counted
-from semaug.util.ranges import Count, setting
+from semaug.util.ranges import BelowOne, Count, setting
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Predict(Command):
     object per line, with unchanged names."""
     top_k: Count = setting(5, "main")
     """Number of classes to list for each image."""
-    reject: float | None = setting(None, "main")
+    reject: BelowOne | None = setting(None, "main")
     """Accept only answers that are sure enough: on the validation images, at most this share of the accepted answers
     was wrong (0.05, for example). The column "accepted" says which. Needs a run of semaug evaluate
     --calibrate. Default: every answer."""

@@ -9,6 +9,7 @@ import tyro
 from semaug.cli.common import Command, choose_device, say, show
 from semaug.util.errors import SettingError
 from semaug.util.names import counted
+from semaug.util.ranges import Range, setting
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,17 @@ class Soup(Command):
     """Run directories, at least two, which held out the same validation images."""
     output: Path
     """The run directory to write."""
-    device: str | None = None
+    device: str | None = setting(None, "hardware")
     """Where to compute. Default: cuda if available, else cpu."""
-    batch_size: int = 64
+    batch_size: Annotated[int, Range(2, 1_000_000)] = setting(64, "hardware")
     """Images per batch."""
 
     def run(self) -> None:
         from semaug.inference.soup import soup
         from semaug.report import write_report
 
-        if len(self.runs) < 2 or self.batch_size < 2:
-            raise SettingError("a soup needs at least two runs, and a `batch_size` of at least 2")
+        if len(self.runs) < 2:
+            raise SettingError("a soup needs at least two runs")
         result = soup(self.runs, self.output, choose_device(self.device), self.batch_size, say)
         if len(result.ingredients) == 1:
             show(f"no average validates better than {result.ingredients[0]} alone; nothing was written")

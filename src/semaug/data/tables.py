@@ -40,6 +40,7 @@ def read_table(path: Path) -> DataSet:
     classes = class_order({label for _, _, label, _ in rows})
     index = {label: i for i, label in enumerate(classes)}
     splits: Splits = {"train": []}
+    uses: dict[Path, tuple[str, str]] = {}  # label and split of each file
     for place, image, label, split in rows:
         if not image.strip() or not label:
             raise DataError(f"{path} {place}: the image or its label is empty")
@@ -47,7 +48,12 @@ def read_table(path: Path) -> DataSet:
             raise DataError(f"{path} {place}: no file can be called {shown(image)}")
         if split.lower() not in SPLIT_NAMES:
             raise DataError(f"{path} {place}: the split {shown(split)} is not one of {', '.join(SPLIT_NAMES)}")
-        splits.setdefault(SPLIT_NAMES[split.lower()], []).append((_image(path.parent, image), index[label]))
+        file, use = _image(path.parent, image), (label, SPLIT_NAMES[split.lower()])
+        if uses.setdefault(file, use) != use:
+            (one, first), (other, second) = uses[file], use
+            how = f"with the labels {shown(one)} and {shown(other)}" if one != other else f"in {first} and in {second}"
+            raise DataError(f"{path} {place}: {shown(image)} is listed twice, {how}")
+        splits.setdefault(use[1], []).append((file, index[label]))
     files = [file for entries in splits.values() for file, _ in entries]
     if files and not any(map(os.path.isfile, files)):
         raise DataError(f"none of the {len(files)} images listed in {path} exists, first {shown(str(files[0]))}")
@@ -154,5 +160,7 @@ def _columns(path: Path, header: list[str]) -> list[str]:
         present = [by_name[name] for name in names if name in by_name]
         if not present and role != "split":
             raise DataError(f"{path} needs a column {' or '.join(names)}; its columns are: {some(header) or 'none'}")
+        if present and header.count(present[0]) > 1:
+            raise DataError(f"{path} has two columns {shown(present[0])}")
         columns += present[:1]
     return columns

@@ -22,7 +22,7 @@ from semaug.data.samples import IMAGE_SUFFIXES, load_image
 from semaug.inference.classifier import Classifier
 from semaug.inference.loop import Pixels, decode_batches
 from semaug.util.errors import DataError, ModelError, SemaugError, SettingError
-from semaug.util.files import open_atomically
+from semaug.util.files import open_atomically, refuse_foreign
 from semaug.util.names import escape_formula, printable, shown
 
 
@@ -259,6 +259,7 @@ def _json_row(prediction: Prediction) -> dict[str, Any]:
 def _output(destination: Path | None) -> Iterator[IO[str]]:
     # surrogateescape: file names that are not valid text are written as their bytes
     if destination is not None:
+        refuse_foreign(destination, b"path,label", b'{"path": ')
         with open_atomically(destination, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             yield file
     else:

@@ -31,6 +31,7 @@ from semaug.util.files import write_json
 from semaug.util.names import shown, some
 from semaug.util.ranges import (
     Accuracy,
+    Border,
     Count,
     CountOrZero,
     NotNegative,
@@ -40,7 +41,6 @@ from semaug.util.ranges import (
     Seed,
     Share,
     Side,
-    SideOrZero,
 )
 from semaug.util.untrusted import read_json, read_json_lines
 
@@ -56,7 +56,7 @@ class _Preprocessing(TypedDict):
     mean: NotRequired[tuple[float, float, float]]
     std: NotRequired[tuple[Positive, Positive, Positive]]
     crop_scale: NotRequired[Portion | None]
-    padding: NotRequired[SideOrZero]
+    padding: NotRequired[Border]
 
 
 class Settings(TypedDict, total=False):

@@ -211,6 +211,9 @@ def load_weights(model: nn.Module, path: Path) -> str:
     """
     weights, own = _converted(read_weights(path), model), model.state_dict()
     fitting = {name: weights[name] for name in own if name in weights and weights[name].shape == own[name].shape}
+    infinite = next((name for name, tensor in fitting.items() if not tensor.isfinite().all()), None)
+    if infinite is not None:
+        raise ModelError(f"{path} has numbers that are not finite, in {infinite}")
     parts = [f"{len(fitting)} tensors loaded"]
     for what, names in {
         "of another shape, left as initialised": [name for name in own if name in weights and name not in fitting],

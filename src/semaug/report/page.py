@@ -11,7 +11,7 @@ from semaug.report.comparison import comparison, headline, settings
 from semaug.report.curves import AUGMENTATION, TRAINING, augments, metric_charts
 from semaug.report.html import chart, environment, line_charts, render_page
 from semaug.report.reading import ReportedRun, confusion_entries, read_runs
-from semaug.util.files import write_atomically
+from semaug.util.files import refuse_foreign, write_atomically
 
 SHOWN_CLASSES, BAR_COLUMNS = 45, 3
 SHOWN_PICTURES = 12
@@ -31,7 +31,9 @@ def write_report(runs: list[Path], output: Path) -> None:
     Example:
         >>> write_report([Path("runs/isda"), Path("runs/learnable")], Path("report.html"))  # doctest: +SKIP
     """
-    write_atomically(output, render(read_runs(runs)).encode(errors="replace"))
+    content = render(read_runs(runs)).encode(errors="replace")
+    refuse_foreign(output, content[: len("<!doctype html>")])
+    write_atomically(output, content)
 
 
 def render(runs: Sequence[ReportedRun]) -> str:

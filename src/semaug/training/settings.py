@@ -11,9 +11,11 @@ import torch
 from semaug.data.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from semaug.training.methods import METHODS, Augmentation, MethodName
 from semaug.training.recipes import RECIPES, RecipeName, choose_recipe, describe_recipes
+from semaug.util.devices import choose_device
 from semaug.util.errors import SettingError
 from semaug.util.ranges import (
     BelowOne,
+    Border,
     Count,
     CountOrZero,
     NotNegative,
@@ -23,7 +25,6 @@ from semaug.util.ranges import (
     Seed,
     Share,
     Side,
-    SideOrZero,
     Workers,
     check_ranges,
     setting,
@@ -90,7 +91,7 @@ class TrainConfig:
     crop_scale: Portion | None = setting(None, "data")
     """Train on crops of random size, resized to `crop`, with at least this share of the image's area. For training from
     scratch (ImageNet: 0.08). Default: crops of a fixed size, or the recipe's."""
-    padding: SideOrZero | None = setting(None, "data")
+    padding: Border | None = setting(None, "data")
     """Width in pixels of a black border around training images, before the crop. Default: 0, or the recipe's."""
     normalize: Literal["imagenet", "half"] | None = setting(None, "data")
     """Mean and deviation by which pixels are normalised: those of ImageNet, or 0.5 (half). Default: imagenet, or the
@@ -199,7 +200,7 @@ class TrainConfig:
         from_weights = pretrained or self.weights is not None
         automatic = choose_recipe(self.data, method.composite, self.freeze, model, from_weights)
         recipe = automatic if self.recipe is None else RECIPES[self.recipe]
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = choose_device(self.device)
         name = f"{Path(self.data).stem}-{model.replace('/', '-')}-{self.method}-{self.seed}"
         defaults: dict[str, Any] = {
             **recipe.defaults(self.optimizer, self.batch_size),
@@ -236,8 +237,6 @@ class TrainConfig:
             raise SettingError("`best_of_test` needs `select` last")
         if self.compile and self.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
             raise SettingError("`compile` needs a C++ compiler on a CPU, and none is installed; train without it")
-        if str(self.device).startswith("cuda") and not torch.cuda.is_available():
-            raise SettingError("there is no CUDA device; set `device` to cpu, or leave it out")
 
     @property
     def preprocessing(self) -> Preprocessing:

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from semaug.util.errors import FileError
 from semaug.util.processes import is_other_process
+from semaug.util.untrusted import open_regular
 
 
 @contextmanager
@@ -35,6 +36,8 @@ def open_atomically(path: Path, mode: str = "wb", *, keep: Path | None = None, *
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if path.exists() and not path.is_file():  # a device would be replaced
+            raise OSError(errno.EINVAL, "it is not a regular file")
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(unfinished, mode, **options) as file:
             yield file
@@ -49,6 +52,23 @@ def open_atomically(path: Path, mode: str = "wb", *, keep: Path | None = None, *
     finally:  # after a signal too
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
+
+
+def refuse_foreign(path: Path, *beginnings: bytes) -> None:
+    """Refuse to replace a file of another kind, such as one that was named as output by mistake.
+
+    Args:
+        path: The file to write.
+        beginnings: How files of its kind begin.
+
+    Raises:
+        FileError: The file exists, is not empty, and begins otherwise.
+    """
+    if path.is_file():
+        with open_regular(path) as file:
+            start = file.read(max(map(len, beginnings)))
+        if start and not start.startswith(beginnings):
+            raise FileError(f"{path} exists and is something else, which would be lost; choose another file")
 
 
 def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None = None) -> None:

@@ -60,7 +60,7 @@ class Range:
     def __str__(self) -> str:
         if self.least is not None and self.most is not None:
             return f"from {_text(self.least)} to {_text(self.most)}"
-        bounds = {"at least": self.least, "at most": self.most, "above": self.above, "below": self.below}
+        bounds = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         return " and ".join(f"{word} {_text(bound)}" for word, bound in bounds.items() if bound is not None)
 
 
@@ -69,16 +69,16 @@ def _text(number: float) -> str:
 
 
 Count = Annotated[int, Range(1, 1_000_000)]
-Positive = Annotated[float, Range(above=0)]
+Positive = Annotated[float, Range(above=0, most=1e9)]  # so that products of them fit into fp32
 CountOrZero = Annotated[int, Range(0, 1_000_000)]
-NotNegative = Annotated[float, Range(0)]
+NotNegative = Annotated[float, Range(0, 1e9)]
 Portion = Annotated[float, Range(above=0, most=1)]
 Share = Annotated[float, Range(above=0, below=1)]
 Accuracy = Annotated[float, Range(0, 1)]
 BelowOne = Annotated[float, Range(0, below=1)]
 Side = Annotated[int, Range(1, 8192)]  # of an image, in pixels; memory is allocated for it
-SideOrZero = Annotated[int, Range(0, 8192)]
-Seed = Annotated[int, Range(0, 2**63 - 1)]
+Border = Annotated[int, Range(0, 512)]  # likewise, around each image of a batch
+Seed = Annotated[int, Range(0, 10**12)]  # so that the seeds of epochs, which follow from it, have 64 bits
 Workers = Annotated[int, Range(0, 256)]  # processes
 Jobs = Annotated[int, Range(1, 256)]  # runs at a time
 

@@ -105,11 +105,6 @@ class BenchConfig:
             SettingError: A value is out of range.
         """
         train = TrainConfig(device=self.device, precision=self.precision, compile=self.compile).resolve()
-        devices = ["cpu", "cuda", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        if train.device not in devices:
-            raise SettingError(
-                f"`device` must be cpu or cuda, or one of several GPUs such as cuda:0, not {train.device!r}"
-            )
         gpu = train.device != "cpu"
         model = self.model or ("resnet50" if gpu else "resnet18")
         defaults: dict[str, Any] = {

@@ -1,0 +1,29 @@
+"""The device to compute on."""
+
+import torch
+
+from semaug.util.errors import SettingError
+from semaug.util.names import shown
+
+
+def choose_device(name: str | None) -> str:
+    """Choose the device to compute on.
+
+    Args:
+        name: The device that the user asked for; None for cuda if available, else cpu.
+
+    Returns:
+        Name of the device.
+
+    Raises:
+        SettingError: There is no such device.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name is None:
+        return "cuda" if count else "cpu"
+    if name.startswith("cuda") and not count:
+        raise SettingError("there is no CUDA device; set `device` to cpu, or leave it out")
+    if name not in ("cpu", *["cuda"] * bool(count), *(f"cuda:{i}" for i in range(count))):
+        gpus = "" if not count else ", cuda:0" if count == 1 else f", cuda:0 … cuda:{count - 1}"
+        raise SettingError(f"`device` must be cpu{', cuda' if count else ''}{gpus}, not {shown(name)}")
+    return name
