@@ -312,11 +312,11 @@ def joint(cells: dict[Cell, Seeds]) -> list[str]:
 
 def p2p(cells: dict[Cell, Seeds]) -> list[str]:
     rows = {}
-    for study in ("P2P-Net's recipe",):
+    for study in ("P2P-Net's recipe", "meta loss"):
         own = birds(study)
         first = next(iter(own.values()))
         rows |= {method: [shown(seeds, 1), minus(seeds, first, 1)] for method, seeds in own.items()}
-    return table(rows, "P2P-Net on drawn birds | top-1 | − ours")
+    return table(rows, "P2P-Net on drawn birds | top-1 | difference")
 
 
 def long_tail(cells: dict[Cell, Seeds]) -> list[str]:
