@@ -259,19 +259,18 @@ def cost(cells: dict[Cell, Seeds]) -> list[str]:
 
 def probes(cells: dict[Cell, Seeds]) -> list[str]:
     with open(HERE / "probe-runs.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    lines = []
-    strengths = {"basic": "", "isda, automatic": "auto"}
-    for title, strength in (strengths | {f"isda, λ0 = {value}": value for value in ("10", "20", "40", "80")}).items():
-        own = [row for row in rows if row["strength"] == strength]
-        top1, basic = (
-            {int(row["seed"]): float(row["last_top1"]) for row in rows if row["strength"] == s} for s in (strength, "")
-        )
-        seconds, end = (fmean(float(row[name]) for row in own) for name in ("cpu_seconds", "end_strength"))
-        lines.append(
-            f"| {title} | {shown(top1, 1)} | {minus(top1, basic, 1) if strength else ''} | {end:.1f} | {seconds:.0f} |"
-        )
-    return lines
+        runs: dict[str, list[dict[str, str]]] = defaultdict(list)
+        for row in csv.DictReader(file):
+            runs[row["strength"]].append(row)
+    titles = {"": "basic", "auto": "isda, automatic"}
+    top1 = {strength: {int(row["seed"]): float(row["last_top1"]) for row in own} for strength, own in runs.items()}
+    rows = {}
+    for strength, own in runs.items():
+        end, seconds = (fmean(float(row[name]) for row in own) for name in ("end_strength", "cpu_seconds"))
+        gain = minus(top1[strength], top1[""], 1)
+        cells_of_row = [shown(top1[strength], 1), gain, f"{end:.1f}", f"{seconds:.0f}"]
+        rows[titles.get(strength, f"isda, λ0 = {strength}")] = cells_of_row
+    return table(rows)
 
 
 def recipes(cells: dict[Cell, Seeds]) -> list[str]:
