@@ -109,7 +109,7 @@ def command(photos: Path, output: Path, *options: str) -> list[str]:
     settings |= {"method": "learnable", "workers": 0, "cache": "None", "lr": 0.02, "device": "cpu"}
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
     flags += ["--pretrained", "False", "--order", "pipelined", "--data", str(photos), "--output", str(output)]
-    return ["train", *flags, *options]
+    return ["train", "--keep-checkpoints", *flags, *options]
 
 
 def torchrun(arguments: list[str], *options: str) -> subprocess.Popen[str]:
