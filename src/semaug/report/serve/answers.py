@@ -111,7 +111,7 @@ class Guide:
         labels = torch.tensor([label])
         covariance = self.view.source(feature, labels)
         draws = self.view.draws(feature, labels, DRAWS, torch.Generator().manual_seed(self.seed))[:, 0] - feature
-        note = "1 is one random draw of the augmentation"
+        note = "Strength 1 is one random draw of the augmentation"
         random = [Direction(f"draw {k}", note, draw) for k, draw in enumerate(draws, start=1)]
         return random + principal_directions(covariance, self.view.strength, PRINCIPAL)
 
@@ -160,7 +160,7 @@ def principal_directions(covariance: Covariance, strength: float, count: int) ->
         variances, axes = values.flip(0).clamp_min(0), vectors.T.flip(0)
     total, directions = float(covariance.diagonal().sum()), []
     for k, (variance, axis, name) in enumerate(zip(variances.tolist(), axes, names, strict=False), start=1):
-        note = f"1 is one standard deviation along {name}, which has {variance / total:.1%} of the variance"
+        note = f"Strength 1 is one standard deviation along {name}, which has {variance / total:.1%} of the variance"
         directions.append(Direction(f"principal direction {k}", note, (strength * variance) ** 0.5 * axis))
     return directions
 
