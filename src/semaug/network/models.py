@@ -1,14 +1,16 @@
 """Backbones by name, from timm and torchvision, and weights from safetensors files."""
 
 import difflib
+import pickle
 import sys
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from semaug.network.blocks import find_head
-from semaug.network.pretrained import pretrained_file
+from semaug.network.pretrained import pretrained_file, torchvision_file
 from semaug.util.errors import ModelError, SettingError
 
 V1 = "-v1"
@@ -59,7 +61,7 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
             where the original ResNet and Keras have them, in the first 1×1 convolution rather than the 3×3.
         num_classes: Number of classes.
         crop: Side of the images in pixels, which some transformers need in advance.
-        pretrained: Whether to start from timm's default weights for the network, see :mod:`semaug.network.pretrained`.
+        pretrained: Whether to start from the library's default weights, see :mod:`semaug.network.pretrained`.
         drop_path: Rate of drop path (stochastic depth) in the last block.
 
     Returns:
@@ -82,7 +84,7 @@ def build_model(name: str, num_classes: int, crop: int, pretrained: bool = False
         if library == "timm":
             return _build_timm(short, num_classes, crop, file, **({"drop_path_rate": drop_path} if drop_path else {}))
         options = {"stochastic_depth_prob": drop_path} if drop_path else {}
-        return _build_torchvision(short, num_classes, crop, **options)
+        return _build_torchvision(short, num_classes, crop, file, **options)
     except TypeError as error:
         if drop_path:
             raise SettingError(without) from error
@@ -96,7 +98,7 @@ def pretrained_weights(name: str) -> Path:
         name: As in :func:`build_model`.
 
     Raises:
-        SettingError: The name is unknown, or the network has no pretrained weights as a safetensors file.
+        SettingError: The name is unknown, or the network has no pretrained weights that can be read safely.
         ModelError: The file is not in the cache and cannot be downloaded.
     """
     if name == "small":
@@ -107,7 +109,7 @@ def pretrained_weights(name: str) -> Path:
             "without `pretrained`"
         )
     library, short = _library(name)
-    return pretrained_file(short if library == "timm" else name)
+    return pretrained_file(short) if library == "timm" else torchvision_file(short)
 
 
 def _library(name: str) -> tuple[str, str]:
@@ -141,11 +143,18 @@ def _build_timm(name: str, num_classes: int, crop: int, weights: Path | None, **
     return model
 
 
-def _build_torchvision(name: str, num_classes: int, crop: int, **options: Any) -> nn.Module:
+def _build_torchvision(name: str, num_classes: int, crop: int, weights: Path | None, **options: Any) -> nn.Module:
     import torchvision
 
-    options |= {"image_size": crop} if name.startswith("vit_") else {}
+    options |= {"image_size": crop} if name.startswith("vit_") and weights is None else {}
     model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
+    if weights is not None:
+        try:
+            model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+        except (pickle.UnpicklingError, RuntimeError) as error:
+            raise ModelError(f"{weights} holds other things than the weights of {name}; delete the file") from error
+        if hasattr(model, "transform_input"):  # of Inception, whose weights want another normalisation
+            cast(Any, model).transform_input = True
     head_name, head = find_head(model)
     inputs = head.weight.shape[1]
     new_head = nn.Linear(inputs, num_classes) if isinstance(head, nn.Linear) else nn.Conv2d(inputs, num_classes, 1)

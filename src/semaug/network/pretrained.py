@@ -1,13 +1,16 @@
-"""Pretrained weights of timm's networks: safetensors files from the Hugging Face hub, downloaded once.
+"""Pretrained weights, downloaded once: timm's as safetensors files from the Hugging Face hub, and torchvision's.
 
-torchvision's own files are pickles, which can hold code, and are not used.
+torchvision's files are pickles. Their checksum is compared with that of torchvision, and they are read by
+:func:`torch.load` with ``weights_only=True``, which runs no code.
 """
 
+import hashlib
 import threading
 import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from semaug.util.errors import ModelError, SettingError
 
@@ -61,6 +64,44 @@ def pretrained_file(name: str) -> Path:
         f"{reason}, and {FILE} of {repository} is not in {folder}; copy that folder from a machine where "
         f"semaug weights {name} has run, give a file as `weights`, or train from scratch with `pretrained` False"
     )
+
+
+def torchvision_file(name: str) -> Path:
+    """Find torchvision's default weights of a network in torch's cache, or download them into it.
+
+    Args:
+        name: Name of the network in torchvision.
+
+    Returns:
+        The file, which has the checksum that torchvision states.
+
+    Raises:
+        ModelError: The file is not in the cache and cannot be downloaded, or is damaged.
+    """
+    import torchvision
+    from torch import hub
+
+    url: str = torchvision.models.get_model_weights(name).DEFAULT.url
+    file = Path(hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+    checksum = file.stem.rpartition("-")[2]
+    if not file.is_file():
+        server = url.removesuffix(urlsplit(url).path)
+        reason = f"{server} does not answer"
+        if _answers(server):
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                hub.download_url_to_file(url, str(file), checksum, progress=False)
+            except (OSError, RuntimeError) as error:  # RuntimeError: another checksum
+                reason = f"{server} answers with {type(error).__name__}"
+        if not file.is_file():
+            raise ModelError(
+                f"{reason}, and {file} is missing; copy it from a machine where semaug weights torchvision/{name} has "
+                "run, give a file as `weights`, or train from scratch with `pretrained` False"
+            )
+    with file.open("rb") as opened:
+        if not hashlib.file_digest(opened, "sha256").hexdigest().startswith(checksum):
+            raise ModelError(f"the pretrained weights {file} are damaged; delete the file")
+    return file
 
 
 def _intact(file: Path) -> Path:
