@@ -254,7 +254,7 @@ def test_a_strict_check_fails_where_there_is_a_problem(photos: Path, tmp_path: P
         (["--modle", "small", "train"], "options follow the command, as in semaug train --modle"),
         (["trian"], "there is no command 'trian'; did you mean semaug train? semaug --help lists all commands"),
         (["train", "--quiet", "--verbose"], "--quiet and --verbose exclude each other"),
-        (["evaluate", "nowhere", "--device", "cuda"], "leave out --device, or set it to cpu"),
+        (["evaluate", "nowhere", "--device", "cuda"], "set --device to cpu, or leave it out"),
     ],
 )
 def test_mistakes_give_one_sentence_and_exit_code_2(

@@ -84,11 +84,11 @@ def _run(config: TrainConfig, device: torch.device, verbose: bool) -> Path:
             if not config.keep_checkpoints:
                 run.delete_checkpoints()  # if the process was killed before it had done so
             return run.folder
-        if config.pretrained:  # before images are decoded, which may take long
-            distributed.raise_on_all_ranks(lambda: pretrained_weights(required(config.model)))
         listing = run.folder / "bad_images.json" if run.writes else None
         dataset = distributed.raise_on_all_ranks(lambda: read_run_data(config, progress))
         run.identify(config, dataset)
+        if config.pretrained:  # before images are decoded, which may take long
+            distributed.raise_on_all_ranks(lambda: pretrained_weights(required(config.model)))
         data = distributed.raise_on_all_ranks(lambda: load_run_data(config, dataset, device, progress, listing))
         torch.manual_seed(config.seed)
         model = distributed.raise_on_all_ranks(lambda: build_network(config, len(data.classes), device, progress))
