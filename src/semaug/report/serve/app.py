@@ -346,7 +346,7 @@ def run(app: Starlette, listening: socket.socket) -> None:
 def _server(app: Starlette) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        log_level="error",  # each refused connection is a warning
         access_log=False,
         server_header=False,
         proxy_headers=False,
