@@ -21,6 +21,7 @@ from semaug.inference.manifest import sign
 from semaug.inference.runs import read_metrics
 from semaug.network.models import SmallNet
 from semaug.util.errors import ModelError, SemaugError
+from semaug.util.names import class_title
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ CHANGES = {
     ),
     "half a character": ("config.json", '{"model": "\\ud800"}', "half a character"),
     "huge name": ("config.json", {"model": "x" * 10_000}, "more than 1000 characters"),
-    "many processes": ("config.json", {"workers": 10**9}, "workers should be from 0 to 256"),
+    "many epochs": ("config.json", {"epochs": 10**9}, "epochs should be from 1 to 1000000"),
     "a number as data": ("config.json", {"data": 3}, "data should be text"),
     "long class": ("classes.json", json.dumps(["a" * 2000]), "more than 1000 characters"),
     "no classes": ("classes.json", "[]", "must have 1 to"),
@@ -203,7 +204,7 @@ def test_images_that_are_too_small_for_the_network_are_one_sentence(
     export(Classifier(SmallNet(3).eval(), ("a", "b", "c"), Preprocessing(40, 32), "small", {}), folder, onnx=False)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "preprocessing": dataclasses.asdict(small)}))
-    classes = sorted(path.name for path in (photos / "test").iterdir())
+    classes = sorted(class_title(path.name) for path in (photos / "test").iterdir())
     (folder / "classes.json").write_text(json.dumps(classes))
     sign(folder)
     options = {"predict": [photos / "test"], "evaluate": ["--data", photos], "export": [tmp_path / "new", "--no-onnx"]}

@@ -108,7 +108,7 @@ def run_program_of_card(monkeypatch, capsys):
         if "without semaug" in card:
             monkeypatch.setitem(sys.modules, "semaug", None)
         exec(program, {})
-        label, probability = capsys.readouterr().out.split()
+        label, probability = capsys.readouterr().out.rsplit(maxsplit=1)
         return label, float(probability)
 
     return run
@@ -268,7 +268,7 @@ def test_onnx_gives_the_same_logits_for_any_batch_size(tmp_path, name, size, met
 def test_a_missing_package_is_an_error_before_anything_is_written(classifier, tmp_path, monkeypatch, package):
     pytest.importorskip("onnxruntime")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingPackageError, match=rf"{package}: pip install 'semaug\[onnx\]'"):
+    with pytest.raises(MissingPackageError, match=rf"{package}: pip install '\.\[onnx\]'"):
         export(classifier, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

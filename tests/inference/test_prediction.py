@@ -334,16 +334,17 @@ def test_names_cannot_control_a_terminal(monkeypatch):
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path):
     target = tmp_path / "out.csv"
-    target.write_text("old")
+    old = "path,label,probability,error\n"
+    target.write_text(old)
 
     def interrupted():
         yield PREDICTIONS[1]
-        assert target.read_text() == "old"
+        assert target.read_text() == old
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         write(interrupted(), target)
-    assert target.read_text() == "old"
+    assert target.read_text() == old
     assert list(tmp_path.iterdir()) == [target]
 
 

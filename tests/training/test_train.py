@@ -192,8 +192,8 @@ def test_what_the_machine_lacks_is_a_mistake_in_the_settings(monkeypatch: pytest
 
 
 def test_divergence_is_explained_with_advice(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(SemaugError, match="training broke down in epoch .* try a smaller `lr`"):
-        train(quick_config(photos, tmp_path / "run", lr=1e30, optimizer="sgd", epochs=10))
+    with pytest.raises(SemaugError, match="training broke down in epoch .* a smaller `lr`"):
+        train(quick_config(photos, tmp_path / "run", lr=1e9, optimizer="sgd", epochs=10))
 
 
 def test_the_default_method_is_isda_with_a_strength_that_sets_itself() -> None:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torchvision.transforms.v2 import functional as F
 
 from semaug.data.images import Preprocessing
 from semaug.inference.loop import predict_logits
@@ -68,8 +67,10 @@ class Classifier:
                 raise SettingError(
                     f"`tta` multi-crop needs images that are larger than the crop of {crop} px; use flip"
                 )
-            crops += F.five_crop(pixels.permute(0, 3, 1, 2), [crop, crop])[:4]
-        views = [view for each in crops for view in (each, F.horizontal_flip(each))]
+            from torchvision.transforms.v2.functional import five_crop  # takes a second to import
+
+            crops += five_crop(pixels.permute(0, 3, 1, 2), [crop, crop])[:4]
+        views = [view for each in crops for view in (each, each.flip(-1))]
         own = replace(self, tta=None, preprocessing=replace(self.preprocessing, resize=crop))
         return torch.stack([own.probabilities(view.permute(0, 2, 3, 1)) for view in views]).mean(0)
 
