@@ -179,12 +179,10 @@ def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import pyarrow.parquet
 
     folder = tmp_path_factory.mktemp("parquet")
-    put_image(folder / "1.jpg", 1)
-    columns = {
-        "image": [f"{i}.jpg" for i in range(6)],
-        "label": ["crow", "jay", "rook"] * 2,
-        "split": ["train"] * 3 + ["test"] * 3,
-    }
+    names = [f"{i}.jpg" for i in range(6)]
+    for i, name in enumerate(names):
+        put_image(folder / name, i)
+    columns = {"image": names, "label": ["crow", "jay", "rook"] * 2, "split": ["train"] * 3 + ["test"] * 3}
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "t.parquet")
     assert len(read_data(str(folder / "t.parquet")).classes) == 3
     return folder
