@@ -347,7 +347,10 @@ WRONG = {  # the problem has N = 4, C = 5, D = 3
         lambda p: {"labels": p.probabilities[:3]},
         r"probabilities must have shape \(4, 5\)",
     ),
-    "class indices as floats": (lambda p: {"labels": p.labels.double()}, r"class indices must be int64, not .*float64"),
+    "class indices as floats": (
+        lambda p: {"labels": p.labels.double()},
+        r"must be int64, not torch\.float64; probabilities have shape \(4, 5\)",
+    ),
     "label too large": (lambda p: {"labels": changed(p.labels, 5, 1)}, r"labels must lie in 0 … 4, found .* … 5"),
     "label negative": (lambda p: {"labels": changed(p.labels, -1, 1)}, r"labels must lie in 0 … 4, found -1"),
     "label to ignore": (lambda p: {"labels": changed(p.labels, -100, 0)}, r"labels must lie in 0 … 4, found -100"),

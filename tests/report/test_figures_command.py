@@ -156,7 +156,7 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
         (("tsne",), "at least one run"),
         (("diagnostics", runs["basic"]), "there is no Σ to show"),
         (("destruction", runs["basic"]), "takes no run"),
-        (("neighbours", runs["isda"], "--strength", "-1"), "must be above 0"),
+        (("neighbours", runs["isda"], "--strength", "-1"), "--strength must be above 0 and at most 1e+12, not -1.0"),
     ):
         assert figures(*arguments, "--output", tmp_path / "out") == 2
         message = capsys.readouterr().err.strip()
