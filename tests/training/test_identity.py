@@ -276,6 +276,22 @@ def test_a_flipped_bit_is_one_sentence(run: Path, data: Path, tmp_path: Path, se
     assert not (tmp_path / "exported").exists()
 
 
+@pytest.mark.parametrize("name", ["classes.json", "evaluation.json"])
+def test_a_report_names_results_that_were_changed(run: Path, tmp_path: Path, semaug: Command, name: str) -> None:
+    content = json.loads((run / name).read_text())
+    (run / name).write_text(json.dumps(content[::-1] if isinstance(content, list) else {**content, "top1": 1.0}))
+    assert semaug("report", run, "--output", tmp_path / "report.html")[0] == 0
+    assert f"{name} is damaged or was changed" in (tmp_path / "report.html").read_text()
+
+
+def test_a_comparison_does_not_replace_the_file_of_another_program(data: Path, tmp_path: Path, semaug: Command) -> None:
+    (tmp_path / "comparison.json").write_text('{"mine": 1}')
+    options = ["--method", "basic", "--model", "small", "--epochs", 1, "--resize", 40, "--crop", 32]
+    code, shown = semaug("compare", "--data", data, "--output", tmp_path, *options)
+    assert (code, "comparison.json is not that of a comparison, and would be lost" in shown) == (2, True)
+    assert (tmp_path / "comparison.json").read_text() == '{"mine": 1}'
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "model.onnx"])
 def test_exported_files_have_checksums(run: Path, data: Path, tmp_path: Path, semaug: Command, name: str) -> None:
     onnx = name == "model.onnx"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from semaug.inference.manifest import NAME as MANIFEST
+from semaug.inference.manifest import verify
 from semaug.inference.runs import Calibration, Epoch, read_calibration
 from semaug.report.canvas import slots
 from semaug.training.methods import METHODS
@@ -161,6 +163,11 @@ def _read_run(path: Path, label: str, slot: int, config: dict[str, Any]) -> Repo
         notes.append(f"best of test, chosen on the test split and too good: {100 * optimistic:.2f} %")
     if evaluation and not samples:
         notes.append("there are no pictures")
+    try:
+        if evaluation and (path / MANIFEST).is_file():
+            verify(path, "classes.json", "evaluation.json")
+    except SemaugError as error:
+        notes.append(str(error))
     names = [str(name) for name in classes]
     return ReportedRun(path, label, slot, config, names, metrics, evaluation, samples, calibration, notes)
 

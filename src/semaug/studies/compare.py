@@ -234,16 +234,18 @@ def compare(config: CompareConfig) -> Comparison:
 
 
 def _compare(config: CompareConfig, split: ValidationSplit) -> Comparison:
-    progress = Progress()
+    progress, file, jobs_file = Progress(), config.output / "comparison.json", config.output / "jobs.json"
+    if file.exists() and not jobs_file.exists():
+        raise RunError(f"{file} is not that of a comparison, and would be lost; choose another `output`")
     plan = config.runs()
     missing = [run for run in plan if not is_complete(required(run.output), weights=False)]
     jobs = config.jobs or default_jobs()
-    alone = _note_jobs(config.output / "jobs.json", plan, missing, jobs)
+    alone = _note_jobs(jobs_file, plan, missing, jobs)
     failures = train_all(missing, jobs, config.output / "logs", progress, finished=len(plan) - len(missing))
     failed = {run.name: reason for run, reason in failures.items()}
     results, page = read_results(config, alone), _write_report(config, plan, split)
     comparison = Comparison(config, split, results, alone, page, failed)
-    write_json(config.output / "comparison.json", comparison.to_json())
+    write_json(file, comparison.to_json())
     write_atomically(config.output / "comparison.md", comparison.markdown().encode())
     return comparison
 
