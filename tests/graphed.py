@@ -50,6 +50,17 @@ CASES: dict[str, dict[str, Any]] = {
     "pipelined, a constant Σ in the real update": {"order": "pipelined", "detach_real": True},
     "paper, interval 3": {"interval": 3, "steps": 20},
     "pipelined, interval 3": {"order": "pipelined", "interval": 3, "steps": 20},
+    "paper, interval 4": {"interval": 4, "steps": 26},
+    "pipelined, interval 4": {"order": "pipelined", "interval": 4, "steps": 26},
+    "ISDA, strength auto": {
+        "source": lambda network: semaug.ClassCovariance(CLASSES, network.feature_dim), "strength": "auto",
+    },
+    "ISDA, class weights": {
+        "source": lambda network: semaug.ClassCovariance(CLASSES, network.feature_dim), "strength": "auto",
+        "class_weights": torch.arange(1.0, CLASSES + 1) / 4,
+    },
+    "pipelined, class weights": {"order": "pipelined", "class_weights": torch.arange(1.0, CLASSES + 1) / 4},
+    "a learning rate for each parameter": {"order": "pipelined", "optimizer": "adamw", "groups": True},
     "paper, AdamW": {"optimizer": "adamw"},
     "pipelined, AdamW": {"order": "pipelined", "optimizer": "adamw"},
     "paper, weight decay and clipping": {"decay": 1e-2, "clip_norm": 0.5},
@@ -107,7 +118,10 @@ class Training:
         network = semaug.Network(
             model, frozen, head="head" if composite else None, composite=p2p.composite() if composite else None
         )
-        groups = [{"params": [p for p in model.parameters() if p.requires_grad], "lr": 0.01}]
+        trained = [p for p in model.parameters() if p.requires_grad]
+        groups: list[dict[str, Any]] = [{"params": trained, "lr": 0.01}]
+        if options.pop("groups", False):
+            groups = [{"params": [p], "lr": 0.01 * 0.9**n} for n, p in enumerate(trained)]
         decay = options.pop("decay", 0.0)
         if options.pop("optimizer", "sgd") == "sgd":
             self.optimizer = make_optimizer(torch.optim.SGD, groups, momentum=0.9, weight_decay=decay)
@@ -136,8 +150,8 @@ class Training:
             if self.soft:
                 labels = 0.9 * nn.functional.one_hot(labels, CLASSES).float() + 0.1 / CLASSES
             self.learner.set_progress(step / self.steps)
-            for group in self.optimizer.param_groups:
-                set_learning_rate(group, 0.01 * (1 - step / self.steps))
+            for number, group in enumerate(self.optimizer.param_groups):
+                set_learning_rate(group, 0.01 * 0.9**number * (1 - step / self.steps))
             torch.rand(3, device="cuda")  # others draw random numbers too
             metrics.append(self.learner.step(images, labels))
         return metrics

@@ -99,8 +99,11 @@ class Strength(nn.Module):
             label_smoothing: Label smoothing of the loss.
         """
 
+    def solve(self) -> None:
+        """Choose λ for the next batch from the micro-batches observed, but do not change it yet."""
+
     def update(self) -> None:
-        """Choose λ for the next batch from the micro-batches observed since the last call; by default it stays."""
+        """Change λ as the micro-batches observed since the last call demand; by default it stays."""
 
     def discard(self) -> None:
         """Forget the micro-batches observed since the last update, of a step that was not taken."""
@@ -164,6 +167,7 @@ class AutoStrength(Strength):
         self.share = share
         self.register_buffer("progress", torch.zeros((), dtype=torch.float64))
         self._batch: list[tuple[Tensor, Tensor, float]] = []
+        self._solution: Tensor | None = None
         self._started = False
 
     def set_progress(self, progress: float) -> None:
@@ -203,18 +207,28 @@ class AutoStrength(Strength):
         self._batch.append((logits, added, share / len(labels)))
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Move λ towards the solution for the observed batch; see :meth:`Strength.update`."""
+    def solve(self) -> None:
+        """Solve for the λ at which the loss of the observed batch is on the ramp; see :meth:`Strength.solve`."""
         logits, added = (torch.cat(parts) for parts in list(zip(*self._batch, strict=True))[:2])
         weights = torch.cat([torch.full_like(part[:, 0], share) for part, _, share in self._batch])
         self._batch.clear()
         goal = (self.share * math.log(logits.shape[1]) * self.progress).to(logits.dtype)
         solution = _solve(logits, added, weights, goal, self.value.to(logits.dtype))
-        self.value.lerp_(solution.to(self.value.dtype).where(solution.isfinite(), self.value), RATE)
+        self._solution = solution.to(self.value.dtype).where(solution.isfinite(), self.value)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move λ towards the solution for the observed batch; see :meth:`Strength.update`."""
+        if self._batch:
+            self.solve()
+        if self._solution is not None:
+            self.value.lerp_(self._solution, RATE)
+            self._solution = None
 
     def discard(self) -> None:
         """Forget the observed batch; see :meth:`Strength.discard`."""
         self._batch.clear()
+        self._solution = None
 
 
 def make_strength(value: StrengthOption, power: float = 1.0) -> Strength:

@@ -21,6 +21,7 @@ from semaug.meta.losses import meta_loss, train_loss, train_loss_along, weighted
 from semaug.meta.passes import Passes
 from semaug.meta.precision import MixedPrecision
 from semaug.meta.problem import TrainProblem, global_norm
+from semaug.meta.streams import SideStream
 from semaug.meta.updates import HalfBatch, MetaLoss, MicroBatch, Update
 from semaug.network.network import Network
 from semaug.util import distributed
@@ -72,6 +73,7 @@ class Executor:
         self.passes = Passes(network, source, mixed, check_values)
         self.source_parameters = [parameter for parameter in source.parameters() if parameter.requires_grad]
         self.diagnostics = Diagnostics(self.source_parameters)
+        self.side = SideStream(network.head.weight.device)
 
     # -- half batches -------------------------------------------------------------------------------------------------
 
@@ -165,6 +167,7 @@ class Executor:
         trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
+        metrics: Metrics = {}
         for part in batch:
             features = self.passes.real(part)
             self.passes.count(part, features)
@@ -177,28 +180,28 @@ class Executor:
                 label_smoothing=self.label_smoothing, validate=False,
             )  # fmt: skip
             share = part.share * part.weight
-            self.mixed.scaled(share * _with_rest(part, loss)).backward(inputs=trained)
             part.features = widened(features.detach())
-            strength.observe(part.features, part.labels, (weight, bias), covariance, share, self.label_smoothing)
-            means = self.diagnostics.means(
-                part.features,
-                part.labels,
-                (weight, bias),
-                loss.detach(),
-                covariance,
-                self.label_smoothing,
-                image_weights,
-            )
-            if part.tape is not None and part.tape.rest is not None:
-                means["rest_loss"] = part.tape.rest.detach()
+            head, smoothing = (weight, bias), self.label_smoothing
+            with self.side.fork():  # many small kernels, which the backward pass need not wait for
+                strength.observe(part.features, part.labels, head, covariance, share, smoothing)
+                means = self.diagnostics.means(
+                    part.features, part.labels, head, loss.detach(), covariance, smoothing, image_weights
+                )
+                if part.tape is not None and part.tape.rest is not None:
+                    means["rest_loss"] = part.tape.rest.detach()
+                sums = {name: share * value.double() + sums.get(name, 0) for name, value in means.items()}
+                if part is batch[-1]:
+                    strength.solve()
+                    metrics = self.diagnostics.summary(sums, widened(weight[:0]).dtype)
+            self.mixed.scaled(share * _with_rest(part, loss)).backward(inputs=trained)
+            self.side.join()
+            if part.tape is not None:
                 part.tape.rest = None
-            sums = {name: share * value.double() + sums.get(name, 0) for name, value in means.items()}
         strength.update()
         distributed.sum_gradients_(trained)
         self.mixed.unscale_(self.optimizer)
         gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
         clipping = self._clip_(gradients)
-        metrics = self.diagnostics.summary(sums, widened(weight[:0]).dtype)
         if self.mixed.scaler is None and gradients:
             metrics["gradient_norm"] = global_norm(gradients)
         return metrics, clipping
