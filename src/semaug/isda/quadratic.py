@@ -206,10 +206,12 @@ def _gradients(gradient: Tensor, needed: Sequence[bool], inputs: Sequence[Any]) 
 
 
 def _add_to_own(by_weight: Tensor, labels: Tensor, by_own: Tensor) -> None:
-    """Add the gradient of the own weights ``w̄``, (N, D), to that of the weight, in place."""
+    """Add the gradient of the own weights ``w̄``, (N, D), to that of the weight, in place.
+
+    By matrix products for class indices too: adding rows by index is slow on a GPU if it is to be deterministic.
+    """
     if not labels.is_floating_point():
-        by_weight.index_put_((labels,), by_own, accumulate=True)
-        return
+        labels = by_own.new_zeros(len(labels), len(by_weight)).scatter(1, labels[:, None], 1.0)
     size = _chunk_size(by_weight)
     for rows, part in zip(by_weight.split(size), labels.to(by_own.dtype).split(size, 1), strict=True):
         rows.addmm_(part.T, by_own)

@@ -203,12 +203,15 @@ class Executor:
         gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
         clipping = self._clip_(gradients)
         if self.mixed.scaler is None and gradients:
-            metrics["gradient_norm"] = global_norm(gradients)
+            with self.side.fork():
+                metrics["gradient_norm"] = global_norm(gradients)
         return metrics, clipping
 
     def step_network(self) -> bool:
         """Take one step of f's optimiser."""
-        return self.mixed.step(self.optimizer, update=True)
+        taken = self.mixed.step(self.optimizer, update=True)
+        self.side.join()
+        return taken
 
     # -- gradients of g -----------------------------------------------------------------------------------------------
 

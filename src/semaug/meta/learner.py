@@ -217,10 +217,9 @@ class LearnableAugmentation:
     def _run_step(self, images: Tensor, labels: Tensor) -> Metrics:
         first, second = self.executor.cut(images, labels)
         both = [self.algorithm.half_step(first, second), self.algorithm.half_step(second, first)]
-        return {
-            name: torch.stack([metrics[name] for metrics in both if name in metrics]).mean()
-            for name in {**both[0], **both[1]}
-        }
+        shared = [name for name in both[0] if name in both[1]]
+        means = torch.stack([torch.stack([metrics[name] for name in shared]) for metrics in both]).mean(0)
+        return {**both[0], **both[1], **dict(zip(shared, means.unbind(), strict=True))}
 
     def _check(self, images: Tensor, labels: Tensor) -> None:
         for name, value in (("images", images), ("labels", labels)):
