@@ -53,11 +53,14 @@ def loss_by_numpy(value, features, labels, head, covariance, smoothing=0.0):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("start", [0.0, 1.0, 1e6])
-@pytest.mark.parametrize("progress", [0.5, 1.0])
-def test_the_loss_at_the_solution_is_on_the_ramp(monkeypatch, progress, start, smoothing):
-    inputs = batch(scale=0.5 if smoothing else 3.0)
-    goal = SHARE * math.log(CLASSES) * progress
-    assert loss_by_numpy(0.0, *inputs, smoothing) < goal, "the batch is fitted"
+@pytest.mark.parametrize(("progress", "scale"), [(0.5, 3.0), (1.0, 3.0), (1.0, 0.2)])
+def test_the_loss_at_the_solution_took_the_share_of_what_the_network_knows(
+    monkeypatch, progress, scale, start, smoothing
+):
+    inputs = batch(scale=scale / 6 if smoothing else scale)
+    plain = loss_by_numpy(0.0, *inputs, smoothing)
+    assert plain < math.log(CLASSES), "better than guessing"
+    goal = plain + SHARE * progress * (math.log(CLASSES) - plain)
     expected = brentq(lambda value: loss_by_numpy(value, *inputs, smoothing) - goal, 0.0, 1e3, xtol=1e-13)
     assert solved(monkeypatch, *inputs, progress, start, smoothing) == pytest.approx(expected, rel=1e-9)
 
@@ -89,11 +92,11 @@ def test_the_scale_of_features_head_and_covariance_changes_nothing(monkeypatch):
         assert factor * solved(monkeypatch, features, labels, (weight, bias), larger) == pytest.approx(plain, rel=1e-9)
 
 
-def test_images_that_are_not_fitted_are_not_augmented(monkeypatch):
-    features, labels, head, covariance = batch(scale=0.0)
-    assert loss_by_numpy(0.0, features, labels, head, covariance) > SHARE * math.log(CLASSES)
+def test_a_network_worse_than_guessing_is_not_augmented(monkeypatch):
+    features, labels, head, covariance = batch(scale=-1.0)
+    assert loss_by_numpy(0.0, features, labels, head, covariance) > math.log(CLASSES)
     assert solved(monkeypatch, features, labels, head, covariance) == 0.0
-    assert solved(monkeypatch, features, labels, head, covariance, start=100.0) == 0.0
+    assert solved(monkeypatch, features, labels, head, covariance, start=100.0) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_without_any_variance_the_strength_stays(monkeypatch):
@@ -152,7 +155,7 @@ def test_progress_is_needed_and_checked():
     assert isinstance(make_strength(3.0), Schedule)
 
 
-def test_a_training_loop_ends_on_the_ramp_and_resumes_exactly():
+def test_a_training_loop_ends_with_the_share_and_resumes_exactly():
     generator = torch.Generator().manual_seed(0)
     centres = 3 * torch.randn(CLASSES, DIM, generator=generator)
     labels = torch.arange(200) % CLASSES
@@ -176,5 +179,6 @@ def test_a_training_loop_ends_on_the_ramp_and_resumes_exactly():
     loss = train(criterion, head, 150, 300)
     assert loss == train(copy, again, 150, 300)
     assert torch.equal(head.weight, again.weight)
-    assert loss == pytest.approx(module.SHARE * math.log(CLASSES), rel=0.1)
+    plain = nn.functional.cross_entropy(head(features), labels).item()
+    assert loss == pytest.approx(plain + module.SHARE * (math.log(CLASSES) - plain), rel=0.1)
     assert float(criterion.strength.value) > 0

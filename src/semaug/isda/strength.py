@@ -1,8 +1,8 @@
 """The strength λ during training: the paper's schedule, or a strength that sets itself.
 
 The paper's λ grows with training, ``λ_t = (t/T)^α · λ0``, and λ0 has to be guessed: good values lie between 3 and 80,
-depending on network, data and length of training. :class:`AutoStrength` needs no guess. It chooses λ such that the mean
-ISDA loss follows a ramp from 0 to a share of the loss of guessing, log C.
+depending on network, data and length of training. :class:`AutoStrength` needs no guess. It chooses λ such that
+augmentation takes a share of what the network knows: of the way from its cross-entropy to log C, the loss of guessing.
 """
 
 import math
@@ -19,7 +19,7 @@ from semaug.util import distributed
 StrengthOption = Literal["auto"] | float
 """``"auto"``, or λ0 of the paper's schedule."""
 SHARE = 0.2
-"""The ISDA loss at the end of training as a share of log C, the loss of guessing."""
+"""How far λ raises the loss at the end of training, as a share of the way from the cross-entropy to log C."""
 RATE = 0.1  # share of the way to the solution that λ takes in one update
 NEWTON_STEPS = 2  # from the present λ, which is near the solution
 
@@ -130,18 +130,19 @@ class Schedule(Strength):
 
 
 class AutoStrength(Strength):
-    """A strength that sets itself: the mean ISDA loss follows a ramp, ``share · log C · progress``.
+    """A strength that sets itself: augmentation takes a share of what the network knows.
 
-    The ISDA loss of a batch grows with λ, from the cross-entropy at λ = 0, and is convex in λ. After each batch,
-    Newton's method finds the λ at which the loss of that batch would be on the ramp, and λ moves a tenth of the way
-    there. If the cross-entropy alone is above the ramp, that λ is 0: a network that does not fit its images yet is not
-    augmented. Only the logits and the terms that Σ adds to them enter, so the scale of features, head and Σ has no
-    influence. With soft labels or label smoothing the loss counts from the entropy of the label.
+    A network with the cross-entropy CE knows ``log C − CE`` more than one that guesses among C classes. The ISDA loss
+    of a batch grows with λ, from CE at λ = 0, and is convex in λ. After each batch, Newton's method finds the λ at
+    which the loss of that batch would be ``CE + share · progress · (log C − CE)``, and λ moves a tenth of the way
+    there. A network that guesses is not augmented; one that fits its images ends with the loss ``share · log C``. Only
+    the logits and the terms that Σ adds to them enter, so the scale of features, head and Σ has no influence. With soft
+    labels or label smoothing both losses count from the entropy of the label.
 
-    λ, Newton's method and the ramp stay on the training device. Ranks agree, since they sum what enters.
+    λ and all that it is computed from stay on the training device. Ranks agree, since they sum what enters.
 
     Args:
-        share: The loss at the end of the ramp as a share of log C, the loss of guessing among C classes.
+        share: The share at the end of training.
 
     Raises:
         ValueError: If `share` is not positive.
@@ -150,7 +151,7 @@ class AutoStrength(Strength):
         >>> import semaug, torch
         >>> strength, head = semaug.AutoStrength(), (torch.eye(2), None)
         >>> strength.set_progress(1.0)  # the end of training
-        >>> features, labels = torch.tensor([[9.0, 0.0]]), torch.tensor([0])
+        >>> features, labels = torch.tensor([[20.0, 0.0]]), torch.tensor([0])
         >>> for _ in range(100):
         ...     strength.observe(features, labels, head, semaug.Diagonal(torch.ones(1, 2)))
         ...     strength.update()
@@ -171,7 +172,7 @@ class AutoStrength(Strength):
         self._started = False
 
     def set_progress(self, progress: float) -> None:
-        """Move along the ramp; see :meth:`Strength.set_progress`."""
+        """Say what part of the share to take; see :meth:`Strength.set_progress`."""
         if not 0 <= progress <= 1:
             raise ValueError(f"progress must lie between 0 and 1, not {progress}")
         self.progress.fill_(progress)
@@ -208,12 +209,12 @@ class AutoStrength(Strength):
 
     @torch.no_grad()
     def solve(self) -> None:
-        """Solve for the λ at which the loss of the observed batch is on the ramp; see :meth:`Strength.solve`."""
+        """Solve for the λ at which augmentation takes its share of the observed batch; see :meth:`Strength.solve`."""
         logits, added = (torch.cat(parts) for parts in list(zip(*self._batch, strict=True))[:2])
         weights = torch.cat([torch.full_like(part[:, 0], share) for part, _, share in self._batch])
         self._batch.clear()
-        goal = (self.share * math.log(logits.shape[1]) * self.progress).to(logits.dtype)
-        solution = _solve(logits, added, weights, goal, self.value.to(logits.dtype))
+        share, start = (value.to(logits.dtype) for value in (self.share * self.progress, self.value))
+        solution = _solve(logits, added, weights, share, start)
         self._solution = solution.to(self.value.dtype).where(solution.isfinite(), self.value)
 
     @torch.no_grad()
@@ -251,8 +252,8 @@ def make_strength(value: StrengthOption, power: float = 1.0) -> Strength:
     return Schedule(value, power)
 
 
-def _solve(logits: Tensor, added: Tensor, weights: Tensor, goal: Tensor, start: Tensor) -> Tensor:
-    """The λ ≥ 0 at which ``Σ_i w_i logsumexp_j(l_ij + λ·t_ij)`` is the goal, or 0 if it is above the goal at λ = 0.
+def _solve(logits: Tensor, added: Tensor, weights: Tensor, share: Tensor, start: Tensor) -> Tensor:
+    """The λ ≥ 0 at which the loss ``Σ_i w_i logsumexp_j(l_ij + λ·t_ij)`` is a share of the way from λ = 0 to log C.
 
     With one rival class per sample in place of the sum over classes, the loss is smaller and linear in λ. That gives an
     upper bound of λ. Newton's method on a convex function approaches the solution from above.
@@ -261,14 +262,16 @@ def _solve(logits: Tensor, added: Tensor, weights: Tensor, goal: Tensor, start: 
         logits: Logits l (N, C), less that of the true class.
         added: What λ = 1 adds to them, t (N, C).
         weights: Weights w (N,) of the samples; their sum over all ranks is 1.
-        goal: The value to reach, a scalar.
+        share: The share of the way, a scalar; if the loss is above log C without λ, λ is 0.
         start: Where to start, a scalar.
 
     Returns:
         λ, a scalar; not finite if nothing is added to any logit.
     """
     rival = logits.masked_fill(added == 0, -math.inf).argmax(1, keepdim=True)
-    level, slope = _sums(weights, logits.gather(1, rival)[:, 0], added.gather(1, rival)[:, 0])
+    of_rival = (part.gather(1, rival)[:, 0] for part in (logits, added))
+    plain, level, slope = _sums(weights, logits.logsumexp(1), *of_rival)
+    goal = plain + share * (math.log(logits.shape[1]) - plain).clamp_min(0)
     bound = ((goal - level) / slope).clamp(0, LARGEST_STRENGTH)  # NaN or the limit if nothing is added
     value = torch.minimum(start, bound)
     for _ in range(NEWTON_STEPS):
