@@ -210,16 +210,16 @@ def claims(cells: dict[Cell, Seeds]) -> list[str]:
 
 
 def shares(cells: dict[Cell, Seeds]) -> list[str]:
-    runs = {(row["network"], row["data"], row["share"]): row for row in runs_of("strength-runs.csv")}
-    columns = list(
-        dict.fromkeys(key[:2] for key in sorted(runs, key=lambda key: ("mobile" in key[0], "cars" in key[1])))
-    )
-    rows = {}
-    for share in ("0.1", "0.2", "0.3"):
-        accuracies = (float(runs[*column, share]["last_top1"]) for column in columns)
-        rows["**0.2**" if share == "0.2" else share] = [f"{top1 + 1e-9:.1f}" for top1 in accuracies]  # 76.25: 76.3
-    rows["λ at the end, with 0.2"] = [f"{float(runs[*column, '0.2']['strength']):.0f}" for column in columns]
-    return table(rows)
+    runs = {(row["network"], row["data"], row["form"], row["share"]): row for row in runs_of("strength-runs.csv")}
+    columns = [(net, data) for net in ("resnet50-v1", "mobilenet_v2") for data in ("cub300", "cars256")]
+    titles = {("ramp", share): f"earlier form, {share}" for share in ("0.1", "0.2", "0.3")}
+    titles |= {("knowledge", "0.2"): "present form, **0.2**", ("knowledge", "0.25"): "present form, 0.25"}
+    rows, ends = {}, []
+    for kind, title in titles.items():
+        own = [runs.get((f"torchvision/{net}", data, *kind)) for net, data in columns]
+        rows[title] = [f"{float(run['last_top1']) + 1e-9:.1f}" if run else "" for run in own]  # 76.25: 76.3
+        ends = [f"{float(run['strength']):.0f}" if run else "" for run in own] if kind == ("knowledge", "0.2") else ends
+    return table(rows | {"λ at the end, with **0.2**": ends})
 
 
 def graphed_steps(cells: dict[Cell, Seeds]) -> list[str]:
@@ -239,6 +239,33 @@ def graphed_steps(cells: dict[Cell, Seeds]) -> list[str]:
             timed = [methods[method] for methods in files if method in methods]
             rows[title].append(", ".join(f"{own['ms_per_step']:.1f}" for own in timed))
             rows[title].append(", ".join(f"{own['ratio']:.2f}" for own in timed) if method != "plain" else "")
+    return table(rows)
+
+
+def graphed_networks(cells: dict[Cell, Seeds]) -> list[str]:
+    titles = {
+        "vit-b16-224": {
+            "ViT-B/16, 224 px": "plain",
+            "ViT-B/16, paper's order": "paper",
+            "ViT-B/16, pipelined": "pipelined",
+        },
+        "mobilenetv2-448": {
+            "MobileNetV2, 448 px": "plain",
+            "MobileNetV2, paper's order": "paper",
+            "MobileNetV2, pipelined": "pipelined",
+        },
+        "p2p-resnet50-448": {
+            "P2P-Net": "plain",
+            "P2P-Net with ISDA": "isda",
+            "P2P-Net with learnable, paper's order, interval 10": "paper-interval",
+        },
+    }
+    rows = {}
+    for file, methods in titles.items():
+        timed = steps_of(f"{file}-h200.json")
+        for title, method in methods.items():
+            own = timed[method]
+            rows[title] = [f"{own['ms_per_step']:.1f}", f"{own['ratio']:.2f}", f"{own['peak_memory'] / 1e9:.1f}"]
     return table(rows)
 
 
@@ -344,7 +371,7 @@ TABLES = {
     "docs/how-to/linear-probe.md": (probes,),
     "docs/how-to/vision-transformers.md": (recipes,),
     "docs/how-to/long-tailed-data.md": (long_tail,),
-    "benchmarks/README.md": (graphed_steps,),
+    "benchmarks/README.md": (graphed_steps, graphed_networks),
 }
 """What is computed for each page: the first cell begins a row of the page, which has the other cells in order."""
 

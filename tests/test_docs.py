@@ -128,7 +128,7 @@ def test_every_table_of_measurements_has_a_known_origin() -> None:
         "| the paper says",
         "| drawn birds",
         "| P2P-Net on drawn birds",
-        "| share of log C",
+        "| share |",
         "| method | 224 px | GB",
     }
     computed |= {"| recipe", "| head on fixed features", "| linear probe"}
