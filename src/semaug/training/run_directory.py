@@ -44,8 +44,8 @@ class RunDirectory:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         self._lock = ExitStack()
-        # The run's name, the fingerprint of its data and the checksum of its first weights, as in manifest.json.
-        self._run, self._data, self._weights = "", "", None
+        self._run, self._data = "", ""  # the run's name and the fingerprint of its data, as in manifest.json
+        self._weights: str | None = None  # likewise, the checksum of the weights that it started from
 
     def __enter__(self) -> Self:
         return self
