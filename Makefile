@@ -15,8 +15,8 @@ test: $(READY) chromium
 coverage: $(READY) chromium
 	$(BIN)/python -m pytest -n auto --cov=semaug --cov-report=term:skip-covered
 
-# The tests of damaged and invented files and requests with 20 times as many examples, and a table of how many there were.
-FUZZ ?= 20
+# The tests of damaged and invented files and requests with ten times as many examples, and a table of how many there were.
+FUZZ ?= 10
 fuzz: $(READY)
 	FUZZ=$(FUZZ) $(BIN)/python -m pytest -n auto tests/data/test_fuzz.py tests/inference/test_fuzz.py \
 	  tests/training/test_fuzz.py tests/cli/test_fuzz.py tests/data/test_readers.py::test_hostile_annotations_end_in_one_sentence_or_in_images_of_the_set \

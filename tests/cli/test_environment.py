@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -123,6 +124,51 @@ def test_paths_that_are_too_long_are_one_sentence(capsys: pytest.CaptureFixture[
             assert main(command) == 2
             [line] = capsys.readouterr().err.splitlines()
             assert line.startswith("semaug: ")
+
+
+def test_folders_deeper_than_paths_reach_are_one_sentence(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "train" / "deep").mkdir()
+    here = os.open(tmp_path / "photos" / "train" / "deep", os.O_RDONLY)
+    for _ in range(700):
+        os.mkdir("abcdef", dir_fd=here)
+        inner = os.open("abcdef", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    output = str(tmp_path / "output")
+    for command in (["data", "check"], ["data", "shards"], ["train", "--output", output, "--data"]):
+        words = [*command, str(tmp_path / "photos"), *([output] if command[1] == "shards" else [])]
+        assert main(words) == 2
+        *_, line = capsys.readouterr().err.splitlines()
+        assert re.fullmatch(r"semaug: cannot read the data '.*': File name too long \('.{99}…'\)", line)
+    subprocess.run(["rm", "-rf", tmp_path / "photos"], check=True)  # pytest cannot
+
+
+ESCAPE = "\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ESC", "train --model ESC", "train --model torchvision/ESC", "train --data ESC", "train --epochs ESC",
+        "train --ESC", "train --device ESC", "evaluate ESC", "predict ESC ESC", "report ESC", "export ESC ESC",
+        "serve ESC", "soup ESC ESC --output ESC", "figures ESC", "figures tsne ESC", "bench --model ESC",
+        "compare --method ESC", "reproduce ESC", "weights ESC", "completion ESC", "cache --folder ESC",
+        "data check ESC", "data check table.csv", "data split ESC --output ESC.csv", "data check --json ESC/ESC ESC",
+    ],
+)  # fmt: skip
+def test_what_a_user_names_cannot_control_the_terminal(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("table.csv").write_text(f"path,label,split\nx.png,a,{ESCAPE}\n")
+    assert main(command.replace("ESC", ESCAPE).split()) == (0 if command.startswith("cache") else 2)
+    shown = capsys.readouterr()
+    assert r"\x1b[2J" in shown.out + shown.err
+    assert "\x1b" not in shown.out + shown.err
 
 
 # ---------------------------------------------------------------------------------------------------- several processes

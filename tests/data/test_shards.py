@@ -160,8 +160,9 @@ def saved(content: "np.ndarray[Any, Any]", *, pickled: bool = False) -> bytes:
 def damaged_manifests(packed: Path) -> dict[str, tuple[dict[str, Any], str]]:
     """Manifests with a fault, and the message that each must lead to."""
     sound = json.loads((packed / shards.MANIFEST).read_text())
-    outside = json.loads((packed / shards.MANIFEST).read_text())
+    outside, long = (json.loads((packed / shards.MANIFEST).read_text()) for _ in range(2))
     outside["splits"]["train"][0]["file"] = "../secret.tar"
+    long["splits"]["train"][0]["file"] = "x" * 5000
     without_train = {split: entries for split, entries in sound["splits"].items() if split != "train"}
     return {
         "other version": ({**sound, "version": 7}, "has version 7"),
@@ -171,6 +172,7 @@ def damaged_manifests(packed: Path) -> dict[str, tuple[dict[str, Any], str]]:
         "empty entry": ({**sound, "splits": {"train": [{}]}}, "train.0 should be an object with bytes, file, images"),
         "number as splits": ({**sound, "splits": 3}, "splits should be an object"),
         "file outside": (outside, "shards.json is damaged"),
+        "long name of a file": (long, "shards.json is damaged"),
         "no train": ({**sound, "splits": without_train}, "have no images in the split train"),
         "empty train": ({**sound, "splits": {"train": []}}, "have no images in the split train"),
         "empty val": ({**sound, "splits": {**sound["splits"], "val": []}}, "have no images in the split val"),

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -67,31 +68,34 @@ def port(run: Path) -> Iterator[int]:
 
 
 @contextmanager
-def server(run: Path) -> Iterator[int]:
+def server(run: Path, *options: str, program: tuple[str, ...] = ("-m", "semaug")) -> Iterator[int]:
     """A server, started by the command line and ended by Ctrl-C."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "semaug", "serve", str(run), "--port", "0"],
+        [sys.executable, *program, "serve", str(run), "--port", "0", *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], 240)
     line = process.stdout.readline() if ready else ""
-    match = re.match(r"http://127\.0\.0\.1:(\d+)/ shows the page", line)
+    match = re.match(r"http://127\.0\.0\.1:(\d+)/ shows the (page|API)", line)
     if match is None:
         process.kill()
         raise AssertionError(process.communicate())
     yield int(match[1])
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert errors.strip().splitlines() == ["semaug: stopped by SIGINT"]
 
 
-def upload(port: int, content: bytes, stated: int | None = None) -> socket.socket:
+def upload(port: int, content: bytes, stated: int | None = None, path: str = "/answer") -> socket.socket:
     """Begin an upload, and do not wait for the answer."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=60)
     size = len(content) if stated is None else stated
-    connection.sendall(f"POST /answer HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-length: {size}\r\n\r\n".encode())
+    connection.sendall(f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-length: {size}\r\n\r\n".encode())
     connection.sendall(content)
     return connection
 
@@ -103,6 +107,29 @@ def test_neither_unfinished_uploads_nor_images_under_way_keep_the_server_from_en
             open_connections.enter_context(upload(port, scan_bomb()))
             open_connections.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(b"GET / HTT")
         assert ask(port, "GET", "/")[0] == 200
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from semaug.cli.main import main
+from semaug.report.serve import api
+def ranked(*arguments):
+    Path({begun!r}).touch()
+    time.sleep(3600)
+api.ranked = ranked
+sys.exit(main())
+"""
+
+
+def test_an_answer_that_takes_an_hour_does_not_keep_the_server_from_ending(run: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    program = ("-c", SLOW.format(begun=str(begun)))
+    with ExitStack() as connections, server(run, "--images", "0", program=program) as port:
+        connections.enter_context(upload(port, in_format("PNG"), path="/predict"))
+        while not begun.exists():
+            assert ask(port, "GET", "/health")[0] == 200
+            time.sleep(0.05)
 
 
 def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:

@@ -63,7 +63,7 @@ def own_data(data: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(data, tmp_path / "photos"))
 
 
-def interrupted(data: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupted(data: Path, run: Path, monkeypatch: pytest.MonkeyPatch, *options: object) -> None:
     """Train one epoch of two, as if the process had then been killed."""
     save = RunDirectory._save
 
@@ -73,7 +73,7 @@ def interrupted(data: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "_save", once)
-        assert main(list(map(str, arguments(data, run)))) == 130
+        assert main(list(map(str, [*arguments(data, run), *options]))) == 130
     assert (run / "checkpoints" / "last").exists()
     assert not (run / "model.safetensors").exists()
 
@@ -225,6 +225,23 @@ def test_a_run_does_not_resume_on_other_data(
     assert contents(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize("probe", [False, True])
+def test_a_run_does_not_resume_from_other_weights(
+    finished: Path, data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch, probe: bool
+) -> None:
+    weights = tmp_path / "weights.safetensors"
+    shutil.copy(finished / "model.safetensors", weights)
+    options = ["--weights", weights, *(["--freeze", "all"] if probe else [])]
+    interrupted(data, tmp_path / "run", monkeypatch, *options)
+    before = contents(tmp_path / "run")
+    flip(weights)
+    code, shown = semaug(*arguments(data, tmp_path / "run"), *options)
+    assert (code, "does not hold the weights that the run in" in shown) == (2, True)
+    assert contents(tmp_path / "run") == before
+    shutil.copy(finished / "model.safetensors", weights)
+    assert semaug(*arguments(data, tmp_path / "run"), *options)[0] == 0
+
+
 def test_the_same_images_with_other_dates_are_the_same_data(
     own_data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,12 +301,57 @@ def test_a_report_names_results_that_were_changed(run: Path, tmp_path: Path, sem
     assert f"{name} is damaged or was changed" in (tmp_path / "report.html").read_text()
 
 
-def test_a_comparison_does_not_replace_the_file_of_another_program(data: Path, tmp_path: Path, semaug: Command) -> None:
-    (tmp_path / "comparison.json").write_text('{"mine": 1}')
-    options = ["--method", "basic", "--model", "small", "--epochs", 1, "--resize", 40, "--crop", 32]
-    code, shown = semaug("compare", "--data", data, "--output", tmp_path, *options)
-    assert (code, "comparison.json is not that of a comparison, and would be lost" in shown) == (2, True)
-    assert (tmp_path / "comparison.json").read_text() == '{"mine": 1}'
+COMPARE = "compare --data DATA --method basic --model small --epochs 1 --resize 40 --crop 32 --output OUT"
+REPRODUCE = "reproduce theorem --scale small --output OUT"
+MINE = "<!doctype html>\n<p>mine"
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "mine"),
+    [
+        ("report RUN --output OUT/report.html", "report.html", MINE),
+        ("demo --epochs 1 --output OUT", "report.html", MINE),
+        ("demo --epochs 1 --output OUT", "isda/notes.txt", "mine"),
+        ("bench --model small --pixels 32 --half 4 --seconds 1 --output OUT", "bench.json", '{"date": 1}'),
+        ("bench --model small --pixels 32 --half 4 --seconds 1 --output OUT", "bench.svg", "<svg></svg>"),
+        (REPRODUCE, "results.json", '{"scale": 1}'),
+        (REPRODUCE, "results.md", "mine"),
+        (REPRODUCE, "report.html", MINE),
+        (COMPARE, "comparison.json", '{"mine": 1}'),
+        (COMPARE, "comparison.md", "mine"),
+        (COMPARE, "report.html", MINE),
+        ("figures confusions RUN --output OUT", "confusions.html", MINE),
+        ("figures confusions RUN --output OUT", "confusions.png", "mine"),
+        ("export RUN OUT --no-onnx", "README.md", "mine"),
+        ("soup RUN RUN --output OUT", "notes.txt", "mine"),
+        ("data split DATA --output OUT/split.csv", "split.csv", "path,label,split,group\n"),
+        ("data shards DATA OUT", "notes.txt", "mine"),
+        ("data check DATA --json OUT/check.json", "check.json", "[]"),
+        ("evaluate RUN --split val --json OUT/scores.json", "scores.json", '{"data": []}'),
+        ("predict RUN DATA --output OUT/answers.csv", "answers.csv", "name,price\n"),
+    ],
+)
+def test_no_command_replaces_a_file_that_is_not_its_own(
+    finished: Path, data: Path, tmp_path: Path, semaug: Command, command: str, file: str, mine: str
+) -> None:
+    places = {"RUN": str(finished), "DATA": str(data), "OUT": str(tmp_path / "out")}
+    (tmp_path / "out" / file).parent.mkdir(parents=True)
+    (tmp_path / "out" / file).write_text(mine)
+    for name, place in places.items():
+        command = command.replace(name, place)
+    code, shown = semaug(*command.split())
+    assert code == 2
+    assert any(words in shown for words in ("exists and is", "not from an export", "is not empty"))
+    assert contents(tmp_path / "out") == {file: mine.encode()}
+
+
+def test_the_same_command_replaces_its_own_files(finished: Path, data: Path, tmp_path: Path, semaug: Command) -> None:
+    for command in (["report", finished, "--output", tmp_path / "report.html"],
+                    ["figures", "confusions", finished, "--output", tmp_path],
+                    ["data", "split", data, "--output", tmp_path / "split.csv"]):  # fmt: skip
+        assert semaug(*command)[0] == semaug(*command)[0] == 0
+    code, shown = semaug("data", "split", data, "--output", tmp_path / "split.csv", "--seed", 1)
+    assert (code, "split.csv exists and is another table or file" in shown) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.onnx"])

@@ -162,6 +162,7 @@ def test_weights_from_a_file_are_loaded_except_a_head_for_other_classes(
         ({"data": "nowhere/at/all"}, "neither an existing path nor the name of a data set"),
         ({"weights": Path("nowhere.pth")}, "no weights file"),
         ({"crop": 64}, "must not be larger than the resized image"),
+        ({"resize": 1, "crop": 1}, r"small cannot process images of 1 px \(Given input .* too small\)"),
         ({"crop": 4}, r"small cannot process images of 4 px \(Given input .* too small\); choose another `crop`"),
         ({"epochs": 0}, "`epochs` must be from 1 to 1000000, not 0"),
         ({"batch_size": 0}, "`batch_size` must be from 1 to 1000000, not 0"),

@@ -55,3 +55,7 @@ def test_neither_devices_nor_files_of_another_kind_are_replaced(tmp_path: Path) 
         photo.write_bytes(content)
         refuse_foreign(photo, b"path,", b"{")
     refuse_foreign(tmp_path / "new", b"path,")
+    with pytest.raises(FileError, match="photo.png exists and is something else, which would be lost"):
+        refuse_foreign(tmp_path / "new", b"path,", beside=[photo])
+    (tmp_path / "new").write_bytes(b"path,label")
+    refuse_foreign(tmp_path / "new", b"path,", beside=[photo])

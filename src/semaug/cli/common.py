@@ -19,6 +19,7 @@ class Command:
 
     resumable: ClassVar[bool] = False  # whether the same command resumes an interrupted one
     distributed: ClassVar[bool] = False  # whether it may run in several processes under torchrun
+    ends_at_once: ClassVar[bool] = False  # whether a signal ends it without waiting for its threads
 
     @classmethod
     def expand(cls, options: list[str]) -> list[str]:

@@ -51,7 +51,7 @@ class Evaluate(Command):
         from semaug.inference.ensemble import ensemble
         from semaug.inference.evaluation import evaluate
         from semaug.inference.runs import read_run_dataset, shared_splits
-        from semaug.util.files import write_json
+        from semaug.util.files import refuse_foreign, write_json
         from semaug.util.progress import Progress
 
         if not self.models:
@@ -99,6 +99,7 @@ class Evaluate(Command):
         with Progress().task(f"evaluating on {split}", len(samples)) as advance:
             result = evaluate(classifier, samples, self.batch_size, advance, data_classes=data.classes)
         if self.json is not None:
+            refuse_foreign(self.json, b'{\n  "data": "')
             write_json(self.json, {"data": data.name, "split": split, **result.to_json()})
         console = Console(highlight=False)
         console.print(printable(f"{models} on {data.name}, {split}"), markup=False)

@@ -122,7 +122,10 @@ def _run(arguments: list[str]) -> int:
         if distributed.is_rank_zero():
             how = "; run the same command again to resume" if command is not None and command.resumable else ""
             say(f"semaug: {str(interruption) or 'interrupted'}{how}")
-        return 128 + getattr(interruption, "number", signal.SIGINT)
+        code = 128 + getattr(interruption, "number", signal.SIGINT)
+        if command is not None and command.ends_at_once:
+            os._exit(code)  # the interpreter would wait for threads, and take seconds on a busy machine
+        return code
     return 0
 
 

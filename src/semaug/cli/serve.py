@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
@@ -23,6 +23,8 @@ class Serve(Command):
     Programs send images to /predict and get JSON; /api describes how. By default the server is for this machine only.
     Needs pip install '.[serve]' and, for the page, the training images.
     """
+
+    ends_at_once: ClassVar[bool] = True
 
     model: Annotated[Path, tyro.conf.Positional]
     """A run directory. For the API alone, also an exported folder or its model.onnx."""

@@ -53,7 +53,8 @@ def read_data(
     except FileError as error:
         raise DataError(str(error)) from error
     except OSError as error:
-        raise DataError(f"cannot read the data {shown(data)}: {error}") from error
+        place = "" if error.filename is None else f" ({shown(str(error.filename))})"
+        raise DataError(f"cannot read the data {shown(data)}: {error.strerror or error}{place}") from error
     raise DataError(f"{path} is neither a folder nor a table (.csv, .tsv or .parquet)")
 
 

@@ -203,7 +203,7 @@ def _manifest(folder: Path) -> _Manifest:
     entries = [entry for split in splits.values() for entry in split]
     is_sound = (
         len(set(classes)) == len(classes) > 0
-        and max(map(len, [manifest["name"], *classes])) <= MAX_CLASS_NAME
+        and max(map(len, [manifest["name"], *classes, *(entry["file"] for entry in entries)])) <= MAX_CLASS_NAME
         and splits.keys() <= set(SPLIT_NAMES.values())
         and all(min(entry["images"], entry["bytes"]) > 0 for entry in entries)
         and all(Path(entry["file"]).name == entry["file"] for entry in entries)  # inside of the folder

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from semaug.data.samples import DataSet, ImageFiles
 from semaug.data.tables import read_groups
-from semaug.util.errors import DataError, SettingError
+from semaug.util.errors import DataError, FileError, SettingError
 from semaug.util.files import write_atomically
 from semaug.util.names import escape_formula, some
+from semaug.util.untrusted import read_bytes
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,23 @@ def split_data(
 
 
 def write_split(rows: Sequence[SplitRow], output: Path) -> None:
-    """Write a split as a table with the columns path, label, split and group; raises FileError if that fails."""
+    """Write a split as a table with the columns path, label, split and group.
+
+    Args:
+        rows: The images.
+        output: The file. One with other content is not replaced, as runs may depend on it.
+
+    Raises:
+        FileError: The file cannot be written, or exists with other content.
+    """
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(("path", "label", "split", "group"))
     for row in rows:
         path = Path(os.path.relpath(row.file, output.parent)).as_posix()
         table.writerow([*map(escape_formula, (path, row.class_name)), row.split, escape_formula(row.group)])
-    write_atomically(output, text.getvalue().encode(errors="surrogateescape"))
+    content = text.getvalue().encode(errors="surrogateescape")
+    size = output.stat().st_size if output.is_file() else 0
+    if size and (size != len(content) or read_bytes(output, size) != content):
+        raise FileError(f"{output} exists and is another table or file; move it, or choose another `output`")
+    write_atomically(output, content)

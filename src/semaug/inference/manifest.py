@@ -25,6 +25,7 @@ class Manifest(TypedDict):
     files: dict[str, str]  # SHA-256 by name
     run: NotRequired[str]  # a random name of the run; absent in an exported folder
     data: NotRequired[str]  # fingerprint of the data set
+    weights: NotRequired[str]  # SHA-256 of the file of weights that the run started from, if there is one
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -33,23 +34,25 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def sign(folder: Path, *, run: str | None = None, data: str | None = None) -> None:
+def sign(folder: Path, *, run: str | None = None, data: str | None = None, weights: str | None = None) -> None:
     """Write manifest.json with the checksums of all files that a folder has now.
 
     Args:
         folder: A run directory or an exported folder.
         run: The run that writes it, and…
         data: … the fingerprint of its data set; None for an exported folder.
+        weights: Checksum of the weights that the run started from.
     """
-    identity = {key: value for key, value in (("run", run), ("data", data)) if value is not None}
-    files = {name: _checksum(folder / name) for name in FILES if (folder / name).is_file()}
+    known = {"run": run, "data": data, "weights": weights}
+    identity = {key: value for key, value in known.items() if value is not None}
+    files = {name: checksum(folder / name) for name in FILES if (folder / name).is_file()}
     write_json(folder / NAME, {**identity, "files": files})
 
 
 def add(folder: Path, name: str) -> None:
     """Add the checksum of one file, or replace it; those of all others stay."""
     manifest = read_manifest(folder)
-    files = {**manifest["files"], name: _checksum(folder / name)}
+    files = {**manifest["files"], name: checksum(folder / name)}
     write_json(folder / NAME, {**manifest, "files": files})
 
 
@@ -68,7 +71,7 @@ def verify(folder: Path, *names: str) -> None:
     for name in names:
         if name not in files:
             raise RunError(f"{folder / NAME} has no checksum for {name}: another program has added it")
-        if _checksum(folder / name) != files[name]:
+        if checksum(folder / name) != files[name]:
             raise RunError(f"{folder / name} is damaged or was changed: its checksum is not that in {NAME}")
 
 
@@ -94,7 +97,8 @@ def is_complete(folder: Path, *, weights: bool = True) -> bool:
     return damage(folder, weights=weights) is None and "evaluation.json" in read_manifest(folder)["files"]
 
 
-def _checksum(file: Path) -> str:
+def checksum(file: Path) -> str:
+    """The SHA-256 of a regular file; raises FileError."""
     digest = hashlib.sha256()
     with open_regular(file) as opened:
         while part := opened.read(CHUNK_BYTES):

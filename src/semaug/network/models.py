@@ -172,6 +172,23 @@ def _with_first_strides(model: nn.Module, name: str) -> nn.Module:
     return model
 
 
+def weights_file(path: Path) -> Path:
+    """The .safetensors file that `path` names: the file itself, or that of a run directory or exported folder.
+
+    Raises:
+        ModelError: The file is missing or of another format.
+    """
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        raise ModelError(f"there is no weights file {file}")
+    if file.suffix != ".safetensors":
+        raise ModelError(
+            f"{file} is not a .safetensors file; other formats can hold code. To convert a state dict that you trust: "
+            "safetensors.torch.save_file(torch.load(OLD, weights_only=True), NEW)"
+        )
+    return file
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a .safetensors file by name, or those of a run directory or exported folder.
 
@@ -182,15 +199,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """
     from safetensors.torch import load_file
 
-    if path.is_dir():
-        path = path / "model.safetensors"
-    if not path.is_file():
-        raise ModelError(f"there is no weights file {path}")
-    if path.suffix != ".safetensors":
-        raise ModelError(
-            f"{path} is not a .safetensors file; other formats can hold code. To convert a state dict that you trust: "
-            "safetensors.torch.save_file(torch.load(OLD, weights_only=True), NEW)"
-        )
+    path = weights_file(path)
     try:
         return load_file(path)
     except Exception as error:  # safetensors raises errors of its own kinds

@@ -9,7 +9,7 @@ from semaug.report import charts
 from semaug.report.charts import Series
 from semaug.report.comparison import comparison, headline, settings
 from semaug.report.curves import AUGMENTATION, TRAINING, augments, metric_charts
-from semaug.report.html import chart, environment, line_charts, render_page
+from semaug.report.html import PAGE_START, chart, environment, line_charts, render_page
 from semaug.report.reading import ReportedRun, confusion_entries, read_runs
 from semaug.util.files import refuse_foreign, write_atomically
 
@@ -32,7 +32,7 @@ def write_report(runs: list[Path], output: Path) -> None:
         >>> write_report([Path("runs/isda"), Path("runs/learnable")], Path("report.html"))  # doctest: +SKIP
     """
     content = render(read_runs(runs)).encode(errors="replace")
-    refuse_foreign(output, content[: len("<!doctype html>")])
+    refuse_foreign(output, PAGE_START)
     write_atomically(output, content)
 
 

@@ -22,7 +22,7 @@ from semaug.studies.workers import default_jobs, train_all
 from semaug.training.recipes import COMMON
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import DataError, RunError
-from semaug.util.files import write_atomically, write_json
+from semaug.util.files import refuse_foreign, write_atomically, write_json
 from semaug.util.locks import locked
 from semaug.util.progress import Progress
 from semaug.util.untrusted import read_json
@@ -235,8 +235,7 @@ def compare(config: CompareConfig) -> Comparison:
 
 def _compare(config: CompareConfig, split: ValidationSplit) -> Comparison:
     progress, file, jobs_file = Progress(), config.output / "comparison.json", config.output / "jobs.json"
-    if file.exists() and not jobs_file.exists():
-        raise RunError(f"{file} is not that of a comparison, and would be lost; choose another `output`")
+    refuse_foreign(jobs_file, b"{", beside=(file, config.output / "comparison.md", config.output / "report.html"))
     plan = config.runs()
     missing = [run for run in plan if not is_complete(required(run.output), weights=False)]
     jobs = config.jobs or default_jobs()

@@ -17,7 +17,7 @@ from semaug.studies.workers import default_jobs, reason_of, train_all
 from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import DataError, SettingError
-from semaug.util.files import write_atomically, write_json
+from semaug.util.files import refuse_foreign, write_atomically, write_json
 from semaug.util.locks import locked
 from semaug.util.progress import Progress
 
@@ -152,7 +152,8 @@ def reproduce(
     Raises:
         SettingError: A name is unknown or a setting is wrong. Nothing was trained then.
         DataError: The data folder is missing.
-        FileError: The output folder cannot be written, or another process writes to it.
+        FileError: The output folder cannot be written, has files of these names of another kind, or another process
+            writes to it.
     """
     chosen = experiments(names)
     choice.check()
@@ -163,6 +164,8 @@ def reproduce(
     if jobs is not None and jobs < 1:
         raise SettingError(f"`jobs` must be at least 1, not {jobs}")
     with locked(setup.output):
+        results, *pages = (setup.output / name for name in ("results.json", "results.md", "report.html"))
+        refuse_foreign(results, b'{\n  "scale": "full"', b'{\n  "scale": "small"', beside=pages)
         return _reproduce(chosen, setup, choice, jobs, command)
 
 

@@ -19,8 +19,9 @@ from torch import Tensor
 
 import semaug
 from semaug.data.samples import DataSet
-from semaug.inference.manifest import damage, is_complete, read_manifest, sign, verify
+from semaug.inference.manifest import checksum, damage, is_complete, read_manifest, sign, verify
 from semaug.inference.runs import FORMAT, split_settings, write_split
+from semaug.network.models import weights_file
 from semaug.training import checkpoints
 from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, identifying
@@ -44,6 +45,7 @@ class RunDirectory:
         self._pending: Future[None] | None = None
         self._lock = ExitStack()
         self._run, self._data = "", ""  # the run's name and the fingerprint of its data, as in manifest.json
+        self._weights: str | None = None  # likewise, the checksum of the weights that it started from
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +93,7 @@ class RunDirectory:
             raise RunError(f"{folder} holds a run already; choose another `output`, or allow it to `resume`")
         manifest = read_manifest(folder)
         verify(folder, "config.json", "classes.json", *[name for name in manifest["files"] if name == "split.json"])
-        self._run, self._data = before["run"], manifest.get("data", "")
+        self._run, self._data, self._weights = before["run"], manifest.get("data", ""), manifest.get("weights")
         if manifest.get("run") != self._run:
             raise RunError(f"the manifest.json of {folder} is that of another run; choose another `output`")
         if is_complete(folder):
@@ -122,19 +124,22 @@ class RunDirectory:
         return config if any((folder / name).exists() for name in begun) else None
 
     def identify(self, config: TrainConfig, data: DataSet) -> None:
-        """Write down the classes, the validation images and a fingerprint of the data, or check that it is the same.
+        """Write down classes, validation images and fingerprints of data and weights, or check that all are the same.
 
         Raises:
             DataError: If the data are not those that the run began with.
+            RunError: If the weights are not.
         """
         distributed.raise_on_all_ranks(lambda: self._identify(config, data))
 
     def _identify(self, config: TrainConfig, data: DataSet) -> None:
         if not self.writes:
             return
-        fingerprint = data.fingerprint()
+        fingerprint, weights = data.fingerprint(), None
+        if config.weights is not None:
+            weights = checksum(weights_file(config.weights))
         if not self._data:
-            self._data = fingerprint
+            self._data, self._weights = fingerprint, weights
             write_json(self.folder / "classes.json", list(data.classes))
             write_split(self.folder, data, split_settings(vars(config)))
             self.sign()
@@ -145,11 +150,16 @@ class RunDirectory:
                 f"the {changed} of {data.name} are not those that the run in {self.folder} began with; restore them, "
                 "or choose another `output`"
             )
+        elif self._weights != weights:
+            raise RunError(
+                f"{config.weights} does not hold the weights that the run in {self.folder} began with; restore them, "
+                "or choose another `output`"
+            )
 
     def sign(self) -> None:
         """Write the checksums of all files to manifest.json."""
         if self.writes:
-            sign(self.folder, run=self._run, data=self._data)
+            sign(self.folder, run=self._run, data=self._data, weights=self._weights)
 
     def delete_checkpoints(self) -> None:
         """Delete the checkpoints of a complete run, which are several times as large as its model."""

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -54,21 +54,24 @@ def open_atomically(path: Path, mode: str = "wb", *, keep: Path | None = None, *
             unfinished.unlink(missing_ok=True)
 
 
-def refuse_foreign(path: Path, *beginnings: bytes) -> None:
-    """Refuse to replace a file of another kind, such as one that was named as output by mistake.
+def refuse_foreign(path: Path, *beginnings: bytes, beside: Iterable[Path] = ()) -> None:
+    """Refuse to replace files of another kind, such as one that was named as output by mistake.
 
     Args:
         path: The file to write.
         beginnings: How files of its kind begin.
+        beside: Files that are written after it, and may exist only if it does.
 
     Raises:
-        FileError: The file exists, is not empty, and begins otherwise.
+        FileError: One of the files exists, is not empty, and `path` is missing or begins otherwise.
     """
     if path.is_file():
         with open_regular(path) as file:
-            start = file.read(max(map(len, beginnings)))
-        if start and not start.startswith(beginnings):
-            raise FileError(f"{path} exists and is something else, which would be lost; choose another file")
+            if file.read(max(map(len, beginnings))).startswith(beginnings):
+                return
+    for each in (path, *beside):
+        if each.is_file() and each.stat().st_size:
+            raise FileError(f"{each} exists and is something else, which would be lost; move it, or write elsewhere")
 
 
 def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None = None) -> None:

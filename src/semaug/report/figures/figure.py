@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semaug.report.html import environment, render_page
-from semaug.util.files import write_atomically
+from semaug.report.html import PAGE_START, environment, render_page
+from semaug.util.files import refuse_foreign, write_atomically
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,13 @@ def write(figure: Figure, folder: Path) -> list[Path]:
         The files.
 
     Raises:
-        FileError: If a file cannot be written.
+        FileError: If a file cannot be written, or one of the same name is not that of a figure.
     """
-    contents = {".png": figure.png, ".html": page([figure]).encode(errors="replace")}
+    contents = {".html": page([figure]).encode(errors="replace"), ".png": figure.png}
     if figure.svg is not None:
         contents[".svg"] = figure.svg.encode()
-    for suffix, content in contents.items():
-        write_atomically(folder / f"{figure.name}{suffix}", content)
-    return [folder / f"{figure.name}{suffix}" for suffix in contents]
+    first, *others = files = [folder / f"{figure.name}{suffix}" for suffix in contents]
+    refuse_foreign(first, PAGE_START, beside=others)
+    for file, content in zip(files, contents.values(), strict=True):
+        write_atomically(file, content)
+    return files

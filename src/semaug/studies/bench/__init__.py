@@ -25,7 +25,7 @@ from semaug.studies.bench.result import BenchResult, Timing, device_name, median
 from semaug.studies.bench.settings import VARIANTS, BenchConfig
 from semaug.studies.bench.timing import make_batch, time_variants
 from semaug.util.errors import FileError, ModelError
-from semaug.util.files import write_atomically, write_json
+from semaug.util.files import refuse_foreign, write_atomically, write_json
 from semaug.util.progress import Progress
 
 __all__ = ["VARIANTS", "BenchConfig", "BenchResult", "Timing", "bench", "median_and_spread"]
@@ -43,7 +43,7 @@ def bench(config: BenchConfig) -> Iterator[BenchResult]:
     Raises:
         SettingError: A setting is out of range.
         ModelError: No variant could be measured.
-        FileError: The folder cannot be written.
+        FileError: The folder cannot be written, or has files of these names of another kind.
 
     Example:
         >>> config = BenchConfig(model="small", pixels=32, half=4, seconds=1.0, device="cpu", skip=("isda",))
@@ -53,9 +53,11 @@ def bench(config: BenchConfig) -> Iterator[BenchResult]:
         config.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"cannot write to {config.output}: {error.strerror or error}") from error
+    file, chart = config.output / "bench.json", config.output / "bench.svg"
+    refuse_foreign(file, b'{\n  "versions": {\n    "semaug"', beside=[chart])
     for result in _measure(config.resolve()):
-        write_json(config.output / "bench.json", result.to_json())
-        write_atomically(config.output / "bench.svg", result.chart().encode())
+        write_json(file, result.to_json())
+        write_atomically(chart, result.chart().encode())
         yield result
 
 

@@ -102,8 +102,8 @@ class BenchResult:
         if self.agreements is not None:
             compared = {"reference": self.reference, "agreement": [asdict(row) for row in self.agreements]}
         return {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": versions(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "device": self.device,
             "threads": None if self.config.on_cuda else torch.get_num_threads(),
             "settings": {**asdict(self.config), "output": str(self.config.output)},
@@ -198,7 +198,7 @@ def versions() -> dict[str, str]:
 
     import semaug
 
-    packages = {"torch": torch.__version__, "timm": timm.__version__, "semaug": semaug.__version__}
+    packages = {"semaug": semaug.__version__, "torch": torch.__version__, "timm": timm.__version__}
     return {name: str(version) for name, version in packages.items()} | {"python": platform.python_version()}
 
 
