@@ -19,9 +19,9 @@ def semaug(*arguments: object, cwd: Path | None = None, stdin: str = "") -> subp
     """Run ``semaug ARGUMENTS`` here, which saves the imports, and return its exit code and output."""
     words, output, errors = list(map(str, arguments)), io.StringIO(), io.StringIO()
     typed = mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-    with mock.patch.dict(os.environ, COLUMNS="200"), typed, chdir(cwd or Path.cwd()):
-        with redirect_stdout(output), redirect_stderr(errors):
-            code = main(words)
+    columns, streams = mock.patch.dict(os.environ, COLUMNS="200"), (redirect_stdout(output), redirect_stderr(errors))
+    with columns, typed, chdir(cwd or Path.cwd()), streams[0], streams[1]:
+        code = main(words)
     return subprocess.CompletedProcess(words, code, output.getvalue(), errors.getvalue())
 
 
