@@ -1,6 +1,7 @@
 """Processes forked from one that has imported everything, which saves each of them seconds."""
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -11,13 +12,19 @@ from typing import Any
 
 import torch
 
+from semaug.cli.main import main
+from semaug.util.locks import locked
 from several import free_port
 
 SLOWEST = 300.0  # seconds that anything may take
 _FORKS = get_context("forkserver")
-_FORKS.set_forkserver_preload(
-    ["semaug.cli.train", "semaug.training.trainer", "semaug.report", "torchvision.transforms.v2", "forks"]
-)
+_FORKS.set_forkserver_preload(  # all that a training run imports
+    [
+        "semaug.cli.main", "semaug.cli.train", "semaug.training.trainer", "semaug.report", "torchvision.transforms.v2",
+        "timm", "matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2", "PIL.PngImagePlugin",
+        "PIL.JpegImagePlugin",
+    ]
+)  # fmt: skip
 
 
 class Fork:
@@ -82,6 +89,23 @@ def _run(
         os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
     sys.exit(function(*arguments))
+
+
+def semaug(arguments: list[str], stdout: str | None = None) -> int:
+    """In a fork: what the process of ``semaug ARGUMENTS`` does, with its standard output to a file."""
+    if stdout is not None:
+        os.dup2(os.open(stdout, os.O_WRONLY | os.O_CREAT), 1)
+    sys.argv = ["semaug", *arguments]
+    return main()
+
+
+def hold_lock(folder: Path, name: str, seconds: float, copied: Path | None = None, to: Path | None = None) -> None:
+    """In a fork: lock a folder, write "locked", wait, and copy a file while the folder is still locked."""
+    with locked(folder, name):
+        print("locked", flush=True)
+        time.sleep(seconds)
+        if copied is not None and to is not None:
+            shutil.copy(copied, to)
 
 
 def run_ranks(

@@ -13,6 +13,7 @@ import pytest
 from commands import OPTIONS
 from photos import photo_folder
 from semaug import __version__
+from semaug.report.figures import FIGURES
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,7 +82,15 @@ def test_the_wheel_trains_and_reports_outside_the_repository(dist: Path, tmp_pat
 def test_an_import_loads_no_library_that_only_some_commands_need() -> None:
     heavy = ["matplotlib", "plotly", "sklearn", "scipy", "pandas", "timm", "torchvision", "torchmetrics", "onnx"]
     heavy += ["onnxruntime", "starlette", "uvicorn", "jinja2", "torch._dynamo", "torch._inductor", "sympy"]
-    for module, names in (("semaug", heavy), ("semaug.training.trainer", ["timm", "torchvision"])):
-        program = f"import sys, {module}; print([name for name in {names!r} if name in sys.modules])"
-        done = python("-c", program, cwd=ROOT, PYTHONPATH=str(ROOT / "src"))
-        assert done.stdout.strip() == "[]", done.stderr
+    steps = {
+        "import semaug": heavy,
+        "import semaug.training.trainer": ["timm", "torchvision"],
+        "import semaug.cli.main; semaug.cli.main.main(['figures', '--help'])": ["matplotlib", "sklearn", "jinja2"],
+    }
+    program = "import sys\n" + "".join(
+        f"{step}\nprint('loaded', [name for name in {names!r} if name in sys.modules])\n"
+        for step, names in steps.items()
+    )
+    done = python("-c", program, cwd=ROOT, PYTHONPATH=str(ROOT / "src"))
+    assert [line for line in done.stdout.splitlines() if line.startswith("loaded")] == ["loaded []"] * 3, done.stderr
+    assert all(f"{name}: {kind.summary.split()[0]}" in done.stdout for name, kind in FIGURES.items())

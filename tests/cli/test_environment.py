@@ -8,18 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import forks
+from forks import Fork
 from photos import photo_folder
 from semaug import __version__
 from semaug.cli.main import main
 from semaug.cli.train import Train
 from semaug.util import distributed
 from semaug.util.errors import SettingError, TrainingError
+from several import free_port
 
 
 def semaug(*arguments: object, stdout: Any = subprocess.PIPE, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -41,11 +43,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_full_disk_behind_standard_output_is_one_sentence(photos: Path) -> None:
-    with open("/dev/full", "w") as full:
-        result = semaug("data", "check", photos, stdout=full)
-    assert result.returncode == 2
-    assert re.fullmatch(r"semaug: .+: No space left on device\n", result.stderr)
+def test_a_full_disk_behind_standard_output_is_one_sentence(photos: Path, tmp_path: Path) -> None:
+    process = Fork(tmp_path / "log", forks.semaug, ["data", "check", str(photos)], "/dev/full")
+    code, errors = process.wait()
+    assert code == 2
+    assert re.fullmatch(r"semaug: .+: No space left on device\n", errors)
 
 
 def test_standard_output_may_be_closed(photos: Path) -> None:
@@ -63,10 +65,11 @@ def test_names_are_read_and_cannot_control_the_terminal_in_an_ascii_locale(photo
 
 
 @pytest.mark.parametrize("columns", [1, 4])
-def test_the_help_fits_any_terminal(columns: int) -> None:
-    result = semaug("report", "--help", env={"COLUMNS": str(columns)})
-    assert result.returncode == 0
-    assert "usage: semaug report" in result.stdout
+def test_the_help_fits_any_terminal(columns: int, tmp_path: Path) -> None:
+    process = Fork(tmp_path / "log", forks.semaug, ["report", "--help"], environment={"COLUMNS": str(columns)})
+    code, shown = process.wait()
+    assert code == 0
+    assert "usage: semaug report" in shown
 
 
 def test_too_few_open_files_are_one_sentence(photos: Path) -> None:
@@ -111,10 +114,11 @@ def test_too_little_memory_for_a_command_is_one_sentence(
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(photos: Path, tmp_path: Path) -> None:
-    options = ["--model", "small", "--pretrained", "False", "--resize", 40, "--crop", 32]
-    result = semaug("train", "--data", photos, "--output", tmp_path / "run", *options, env={"HOME": "/proc"})
-    assert result.returncode == 2
-    *_, last = result.stderr.splitlines()
+    options = ["--model", "small", "--pretrained", "False", "--resize", "40", "--crop", "32"]
+    command = ["train", "--data", str(photos), "--output", str(tmp_path / "run"), *options]
+    code, errors = Fork(tmp_path / "log", forks.semaug, command, environment={"HOME": "/proc"}).wait()
+    assert code == 2
+    *_, last = errors.splitlines()
     assert last.startswith("semaug: cannot write to /proc/.cache/semaug: No such file or directory; choose")
 
 
@@ -192,14 +196,13 @@ def test_a_wrong_environment_is_one_sentence(
     assert capsys.readouterr().err == f"semaug: {sentence}\n"
 
 
-def launched(monkeypatch: pytest.MonkeyPatch, **changes: str) -> int:
-    """The environment of the first of two processes; returns the port at which they meet."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **changes}
+def launched(monkeypatch: pytest.MonkeyPatch, **changes: str) -> dict[str, str]:
+    """Set the environment of the first of two processes, and return it."""
+    port = str(free_port())
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **changes}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    return int(port)
+    return environment
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -214,19 +217,21 @@ def test_a_process_that_is_alone_ends_in_one_sentence(rank: str, monkeypatch: py
 def test_a_process_that_waits_for_others_obeys_signals(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    port = launched(monkeypatch)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "semaug", "train", "--output", tmp_path / "run"], stderr=subprocess.PIPE, text=True
-    )
-    while process.poll() is None:
+    environment = launched(monkeypatch)
+
+    def is_waiting() -> bool:
         try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            break
-        except OSError:  # not yet waiting
-            time.sleep(0.1)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 128 + number
+            socket.create_connection(("127.0.0.1", int(environment["MASTER_PORT"]))).close()
+        except OSError:
+            return False
+        return True
+
+    command = ["train", "--output", str(tmp_path / "run")]
+    process = Fork(tmp_path / "log", forks.semaug, command, environment=environment)
+    process.wait_until(is_waiting)
+    process.send(number)
+    code, errors = process.wait()
+    assert code == 128 + number
     assert errors.splitlines()[-1].startswith(f"semaug: stopped by {number.name}")
 
 

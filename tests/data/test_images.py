@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from scipy.stats import ks_2samp
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional
 
+from forks import Fork, hold_lock
 from photos import photo_folder
 from semaug.data.images import Preprocessing, cache_file, decoded
 from semaug.data.readers import read_data
@@ -196,15 +196,10 @@ def test_of_several_processes_one_process_decodes_into_the_cache(samples: Sample
     settings = Preprocessing(24, 20)
     decoded(samples, settings, tmp_path / "before")
     file, before = (cache_file(samples, settings, tmp_path / name) for name in ("cache", "before"))
-    script = "import sys, time, shutil, pathlib, semaug.util.locks as l\nfile = pathlib.Path(sys.argv[1])\n"
-    script += "with l.locked(file.parent, file.stem + '.lock'):\n print('locked', flush=True)\n time.sleep(1)\n"
-    script += " shutil.copy(sys.argv[2], file)"
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(file), str(before)], stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "locked\n"
-        steps: list[int] = []
-        decoded(samples, settings, tmp_path / "cache", progress=lambda done, total: steps.append(done))
+    other = Fork(tmp_path / "log", hold_lock, file.parent, f"{file.stem}.lock", 1.0, before, file)
+    other.wait_until(lambda: other.log.exists() and other.log.read_text() == "locked\n")
+    steps: list[int] = []
+    decoded(samples, settings, tmp_path / "cache", progress=lambda done, total: steps.append(done))
+    assert other.wait()[0] == 0
     assert not steps, "nothing was decoded here"
     assert [found.name for found in (tmp_path / "cache").iterdir()] == [file.name]

@@ -1,11 +1,8 @@
 """`semaug figures` as a user calls it."""
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -80,17 +77,6 @@ def test_a_new_figure_needs_a_function_and_a_row_of_the_table(
     monkeypatch.setitem(FIGURES, "accuracy", FigureKind(lambda run: figure, "each", ""))
     names = [made.name for made in draw("accuracy", [str(runs["basic"]), f"our s={runs['learnable']}"])]
     assert names == ["accuracy-basic", "accuracy-our-s"]
-
-
-def test_help_lists_all_figures_without_importing_matplotlib() -> None:
-    program = dedent("""
-        import sys, semaug.cli.main as cli
-        cli.main(["figures", "--help"])
-        print([name for name in ("matplotlib", "sklearn", "jinja2") if name in sys.modules])
-    """)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert all(f"{name}: {kind.summary.split()[0]}" in done.stdout for name, kind in FIGURES.items())
-    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_images_without_which_a_run_was_trained_are_left_out(

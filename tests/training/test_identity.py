@@ -3,18 +3,19 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from commands import OPTIONS
+from forks import Fork, hold_lock
 from photos import photo_folder
 from semaug.cli.main import main
 from semaug.training import checkpoints
 from semaug.training.run_directory import RunDirectory
+from semaug.util import locks
+from semaug.util.locks import LOCK
 
 Command = Callable[..., tuple[int, str]]
 
@@ -374,15 +375,15 @@ def test_exported_files_have_checksums(run: Path, data: Path, tmp_path: Path, se
 
 
 @pytest.mark.parametrize("command", ["train", "compare", "reproduce"])
-def test_a_folder_has_one_writer(data: Path, tmp_path: Path, semaug: Command, command: str) -> None:
+def test_a_folder_has_one_writer(
+    data: Path, tmp_path: Path, semaug: Command, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lock ends with its process, also if that is killed."""
     folder = tmp_path / "output"
-    script = "import sys, time, pathlib, semaug.util.locks as l\nwith l.locked(pathlib.Path(sys.argv[1])):\n"
-    script += " print('locked', flush=True)\n time.sleep(300)"
-    other = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)
+    monkeypatch.setattr(locks, "GRACE_SECONDS", 0.3)
+    other = Fork(tmp_path / "log", hold_lock, folder, LOCK, 300.0)
     try:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "locked\n"
+        other.wait_until(lambda: other.log.exists() and other.log.read_text() == "locked\n")
         options: dict[str, list[object]] = {
             "train": arguments(data, folder),
             "compare": ["compare", "--output", folder, "--data", data, "--model", "small"],
@@ -394,7 +395,7 @@ def test_a_folder_has_one_writer(data: Path, tmp_path: Path, semaug: Command, co
         assert f"is writing to {folder}; wait until it has ended, or choose another --output" in shown
         assert [file.name for file in folder.iterdir()] == [".lock"]
     finally:
-        other.send_signal(signal.SIGKILL)
+        other.send(signal.SIGKILL)
         other.wait()
     if command == "train":
         assert semaug(*arguments(data, folder, epochs=1))[0] == 0
