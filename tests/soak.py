@@ -1,7 +1,8 @@
 """Kills `semaug train` again and again and resumes it: the result must equal that of an undisturbed run.
 
 `python tests/soak.py 50` trains on the embedded birds, prints what each kill hit, and then how long training takes to
-end in each of its phases when it is asked to. Shorter forms are in test_interruptions.py.
+end in each of its phases when it is asked to. On a GPU the steps are replayed as CUDA graphs. Shorter forms are in
+test_interruptions.py.
 """
 
 import csv
@@ -75,7 +76,12 @@ def _arguments(data: str, output: Path, kind: str, epochs: int, sizes: list[str]
 
 
 def start(command: list[str], log: Path, **options: Any) -> Fork:
-    return Fork(log, main, command, **options)
+    return Fork(log, _train, command, **options)
+
+
+def _train(command: list[str]) -> int:
+    torch.backends.cudnn.deterministic = True  # on a GPU, so that two undisturbed runs are equal to the bit
+    return main(command)
 
 
 def finish(command: list[str], log: Path) -> None:
