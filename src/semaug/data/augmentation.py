@@ -52,7 +52,7 @@ LEVEL = 9 / 30  # magnitude 9, where 30 is the largest
 _OPERATIONS_PER_IMAGE = 2
 
 
-def _torchvision() -> Any:
+def transforms() -> Any:
     """The transforms of torchvision, imported when they are first used, because that takes over a second."""
     from torchvision.transforms import v2
 
@@ -62,7 +62,7 @@ def _torchvision() -> Any:
 def _affine(images: Tensor, translate: tuple[int, int] = (0, 0), shear: tuple[float, float] = (0.0, 0.0)) -> Tensor:
     centre = [0.0, 0.0] if any(shear) else None
     slant = [math.degrees(math.atan(value)) for value in shear]
-    changed: Tensor = _torchvision().functional.affine(
+    changed: Tensor = transforms().functional.affine(
         images, angle=0.0, translate=list(translate), scale=1.0, shear=slant, center=centre
     )
     return changed
@@ -78,15 +78,15 @@ RAND_AUGMENT: dict[str, tuple[Callable[[Tensor, float], Tensor], bool]] = {
     "shear y": (lambda images, level: _affine(images, shear=(0.0, 0.3 * level)), True),
     "translate x": (lambda images, level: _affine(images, (_shift(images, -1, level), 0)), True),
     "translate y": (lambda images, level: _affine(images, (0, _shift(images, -2, level))), True),
-    "rotate": (lambda images, level: _torchvision().functional.rotate(images, 30.0 * level), True),
-    "brightness": (lambda images, level: _torchvision().functional.adjust_brightness(images, 1.0 + 0.9 * level), True),
-    "colour": (lambda images, level: _torchvision().functional.adjust_saturation(images, 1.0 + 0.9 * level), True),
-    "contrast": (lambda images, level: _torchvision().functional.adjust_contrast(images, 1.0 + 0.9 * level), True),
-    "sharpness": (lambda images, level: _torchvision().functional.adjust_sharpness(images, 1.0 + 0.9 * level), True),
-    "posterise": (lambda images, level: _torchvision().functional.posterize(images, 8 - round(4 * level)), False),
-    "solarise": (lambda images, level: _torchvision().functional.solarize(images, 255.0 * (1.0 - level)), False),
-    "autocontrast": (lambda images, _: _torchvision().functional.autocontrast(images), False),
-    "equalise": (lambda images, _: _torchvision().functional.equalize(images), False),
+    "rotate": (lambda images, level: transforms().functional.rotate(images, 30.0 * level), True),
+    "brightness": (lambda images, level: transforms().functional.adjust_brightness(images, 1.0 + 0.9 * level), True),
+    "colour": (lambda images, level: transforms().functional.adjust_saturation(images, 1.0 + 0.9 * level), True),
+    "contrast": (lambda images, level: transforms().functional.adjust_contrast(images, 1.0 + 0.9 * level), True),
+    "sharpness": (lambda images, level: transforms().functional.adjust_sharpness(images, 1.0 + 0.9 * level), True),
+    "posterise": (lambda images, level: transforms().functional.posterize(images, 8 - round(4 * level)), False),
+    "solarise": (lambda images, level: transforms().functional.solarize(images, 255.0 * (1.0 - level)), False),
+    "autocontrast": (lambda images, _: transforms().functional.autocontrast(images), False),
+    "equalise": (lambda images, _: transforms().functional.equalize(images), False),
 }
 """Each operation, of images and level, and whether the level has a random sign."""
 
@@ -161,12 +161,12 @@ def _rectangles(count: int, height: int, width: int) -> Tensor:
 
 def mixup(num_classes: int) -> ImageTransforms:
     """MixUp (Zhang et al., 2018) with torchvision's defaults, for `num_classes` classes."""
-    return ImageTransforms(on_batch=_torchvision().MixUp(num_classes=num_classes))
+    return ImageTransforms(on_batch=transforms().MixUp(num_classes=num_classes))
 
 
 def cutmix(num_classes: int) -> ImageTransforms:
     """CutMix (Yun et al., 2019) with torchvision's defaults, for `num_classes` classes."""
-    return ImageTransforms(on_batch=_torchvision().CutMix(num_classes=num_classes))
+    return ImageTransforms(on_batch=transforms().CutMix(num_classes=num_classes))
 
 
 IMAGE_TRANSFORMS: dict[str, Callable[[int], ImageTransforms]] = {

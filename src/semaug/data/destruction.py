@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
 
+from semaug.data.augmentation import transforms
 from semaug.data.birds import TRAITS, Species, draw, species
 
 Augmentation = Callable[[Tensor, Tensor], Tensor]
@@ -129,32 +129,41 @@ def cut_square(pictures: Tensor, row: int, column: int) -> Tensor:
 
 
 def _cutmix(pictures: Tensor, other: Tensor) -> Tensor:
-    left, top, right, bottom = v2.CutMix(num_classes=2).make_params([pictures])["box"]
+    left, top, right, bottom = transforms().CutMix(num_classes=2).make_params([pictures])["box"]
     result = pictures.clone()
     result[..., top:bottom, left:right] = other[:, top:bottom, left:right]
     return result
 
 
 def _random_crop(pictures: Tensor, other: Tensor) -> Tensor:
-    result: Tensor = v2.RandomCrop(round(pictures.shape[-1] * 448 / 600))(pictures)
+    result: Tensor = transforms().RandomCrop(round(pictures.shape[-1] * 448 / 600))(pictures)
     return result
 
 
 def _random_resized_crop(pictures: Tensor, other: Tensor) -> Tensor:
     """The crop only, not yet resized."""
-    box = v2.RandomResizedCrop(pictures.shape[-1]).make_params([pictures])
-    result: Tensor = v2.functional.crop(pictures, **box)
+    box = transforms().RandomResizedCrop(pictures.shape[-1]).make_params([pictures])
+    result: Tensor = transforms().functional.crop(pictures, **box)
     return result
 
 
-_ERASING, _RAND_AUGMENT = v2.RandomErasing(p=1.0), v2.RandAugment()
+def _erased(pictures: Tensor, other: Tensor) -> Tensor:
+    result: Tensor = transforms().RandomErasing(p=1.0)(pictures)
+    return result
+
+
+def _rand_augmented(pictures: Tensor, other: Tensor) -> Tensor:
+    result: Tensor = transforms().RandAugment()(pictures)
+    return result
+
+
 AUGMENTATIONS: dict[str, tuple[str, Augmentation]] = {
     "RandomResizedCrop": ("8–100 % of the area, aspect ratio 3:4 to 4:3", _random_resized_crop),
     "CutMix": ("a box of another image, its area drawn from Beta(1, 1); the label is mixed by area", _cutmix),
     "Cutout": ("one square of half the side, cut off at the border", _cutout),
-    "Random Erasing": ("one box of 2–33 % of the area, in every image", lambda pair, other: _ERASING(pair)),
+    "Random Erasing": ("one box of 2–33 % of the area, in every image", _erased),
     "Random crop": ("448 of 600 pixels, the usual crop of fine-grained recognition", _random_crop),
-    "RandAugment": ("two operations of magnitude 9", lambda pair, other: _RAND_AUGMENT(pair)),
+    "RandAugment": ("two operations of magnitude 9", _rand_augmented),
 }
 """Settings in words, and function, of each; settings are torchvision's defaults."""
 

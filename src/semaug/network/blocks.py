@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, cast
@@ -104,15 +104,15 @@ def find_head(model: nn.Module, name: str | None = None) -> tuple[str, Head]:
     return linear[-1]
 
 
-def find_blocks(model: nn.Module, head: str, blocks: list[str] | None = None) -> list[Block]:
+def find_blocks(model: nn.Module, head: str, blocks: Sequence[str] | None = None) -> list[Block]:
     """Find a model's blocks, from input to output.
 
     Args:
         model: Any classifier.
         head: Name of its head.
-        blocks: Names of the modules to use as blocks, in order. Default: timm's `group_matcher`, a table for
-            torchvision's families; in any other model, each module in a (nested) sequence or list is a block, and
-            modules before them in the same wrapper are the stem.
+        blocks: Names of the modules to use as blocks, in order. Default: the model's `block_names`, timm's
+            `group_matcher`, a table for torchvision's families; in any other model, each module in a (nested) sequence
+            or list is a block, and modules before them in the same wrapper are the stem.
 
     Returns:
         The blocks; the first is called "stem" if something comes before them.
@@ -121,6 +121,7 @@ def find_blocks(model: nn.Module, head: str, blocks: list[str] | None = None) ->
         ValueError: The model has no module of a name in `blocks`.
     """
     names = [name for name, _ in model.named_parameters() if not below(name, head)]
+    blocks = getattr(model, "block_names", None) if blocks is None else blocks
     if blocks is not None:
         known = dict(model.named_modules())
         for block in blocks:

@@ -27,6 +27,8 @@ class SmallNet(nn.Module):
         width: Channels of the first convolution; the features have four times as many.
     """
 
+    block_names = ("stem", "blocks.0", "blocks.1", "blocks.2")
+
     def __init__(self, num_classes: int, width: int = 16) -> None:
         super().__init__()
         self.stem = _convolution(3, width, pool=True)
@@ -41,10 +43,6 @@ class SmallNet(nn.Module):
         """Logits (N, C) of `images` (N, 3, height, width)."""
         features: Tensor = self.blocks(self.stem(images))
         return cast(Tensor, self.head(features.amax((2, 3))))
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, str]:
-        """Patterns for the parameters of stem and blocks, as in timm's models."""
-        return {"stem": r"^stem", "blocks": r"^blocks\.(\d+)"}
 
 
 def _convolution(inputs: int, outputs: int, pool: bool) -> nn.Sequential:
