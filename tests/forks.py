@@ -108,13 +108,11 @@ def hold_lock(folder: Path, name: str, seconds: float, copied: Path | None = Non
             shutil.copy(copied, to)
 
 
-def run_ranks(
-    count: int, folder: Path, function: Callable[..., int | None], *arguments: Any, fails: bool = False
-) -> list[str]:
-    """Call a function in several processes, with the environment that torchrun sets; returns what each wrote."""
+def start_ranks(count: int, folder: Path, function: Callable[..., int | None], *arguments: Any) -> list[Fork]:
+    """Call a function in several processes, with the environment that torchrun sets."""
     common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     folder.mkdir(parents=True, exist_ok=True)
-    forks = [
+    return [
         Fork(
             folder / f"rank-{count}-{rank}-{common['MASTER_PORT']}.log",
             function,
@@ -123,6 +121,13 @@ def run_ranks(
         )
         for rank in range(count)
     ]
+
+
+def run_ranks(
+    count: int, folder: Path, function: Callable[..., int | None], *arguments: Any, fails: bool = False
+) -> list[str]:
+    """Call a function in several processes, as above, and wait for their end; returns what each wrote."""
+    forks = start_ranks(count, folder, function, *arguments)
     try:
         codes, said = zip(*(fork.wait() for fork in forks), strict=True)
     finally:
