@@ -8,6 +8,7 @@ import tyro
 from rich.console import Console
 
 from semaug.cli.common import Command, choose_device, say
+from semaug.data.readable import OnBadImage
 from semaug.util.errors import DataError, RunError, SettingError
 from semaug.util.names import printable
 from semaug.util.ranges import Count, setting
@@ -39,7 +40,7 @@ class Evaluate(Command):
     """Where to compute. Default: cuda if available, else cpu."""
     batch_size: Count = setting(64, "hardware")
     """Images per batch."""
-    on_bad_image: Literal["stop", "skip"] | None = setting(None, "data")
+    on_bad_image: OnBadImage | None = setting(None, "data")
     """What to do about images that cannot be read. stop: report an error. skip: leave them out and report their number.
     Default: as in training."""
 

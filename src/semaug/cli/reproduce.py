@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from semaug.cli.common import Command, command_line, with_flags
-from semaug.training.settings import Select
+from semaug.data.samples import Select
 from semaug.util.errors import TrainingError
 from semaug.util.ranges import Count, Jobs, Seed, setting
 

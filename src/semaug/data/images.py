@@ -27,6 +27,8 @@ from semaug.util.progress import ProgressCallback as ProgressCallback
 from semaug.util.untrusted import map_array
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+Shape = Literal["squash", "aspect"]
+"""How an image becomes a square, see :class:`Preprocessing`."""
 Unreadable = dict[int, str]
 """Images that cannot be read, by their index in a split, and the reasons."""
 _DECODER = 2  # raised when the same file gives other pixels, so that old caches are not used
@@ -53,7 +55,7 @@ class Preprocessing:
 
     resize: int
     crop: int
-    shape: Literal["squash", "aspect"] = "squash"
+    shape: Shape = "squash"
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     padding: int = 0

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Literal, Protocol
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -20,6 +20,8 @@ from semaug.util.errors import DataError, SemaugError
 from semaug.util.names import class_titles, printable
 from semaug.util.untrusted import open_regular
 
+Select = Literal["val", "last", "test"]
+"""How the epoch to keep is chosen."""
 HEIF_PACKAGE = "pillow_heif"  # makes Pillow read the photos of iPhones, where it is installed
 IMAGE_SUFFIXES = frozenset(
     (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")

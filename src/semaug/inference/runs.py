@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, TypedDict
 
 from semaug.data.annotations import MAX_CLASS_NAME
-from semaug.data.images import Preprocessing
+from semaug.data.images import Preprocessing, Shape
+from semaug.data.readable import OnBadImage
 from semaug.data.readers import KNOWN, data_root, read_data, training_splits
-from semaug.data.samples import DataSet, Samples, subset
+from semaug.data.samples import DataSet, Samples, Select, subset
 from semaug.inference.manifest import verify
 from semaug.util.errors import DataError, RunError
 from semaug.util.files import write_json
@@ -52,7 +53,7 @@ MAX_CLASSES = 100_000
 class _Preprocessing(TypedDict):
     resize: Side
     crop: Side
-    shape: NotRequired[Literal["squash", "aspect"]]
+    shape: NotRequired[Shape]
     mean: NotRequired[tuple[float, float, float]]
     std: NotRequired[tuple[Positive, Positive, Positive]]
     crop_scale: NotRequired[Portion | None]
@@ -72,10 +73,10 @@ class Settings(TypedDict, total=False):
     method: str
     epochs: Count
     seed: Seed
-    select: Literal["val", "last", "test"]
+    select: Select
     val_per_class: CountOrZero | None
     val_fraction: Share
-    on_bad_image: Literal["stop", "skip"]
+    on_bad_image: OnBadImage
     augmentation: dict[str, Any]
 
 

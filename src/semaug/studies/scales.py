@@ -18,9 +18,10 @@ from PIL import Image
 
 from semaug.data.birds import VERSION, Birds
 from semaug.data.readers import KNOWN
+from semaug.data.samples import Select
 from semaug.studies.cells import DATASETS, PAPER_FEATURES, Cell, ScaleName
 from semaug.training.methods import METHODS, Augmentation, method_on
-from semaug.training.settings import Select, TrainConfig, identifying
+from semaug.training.settings import TrainConfig, identifying
 from semaug.util.files import write_json
 
 

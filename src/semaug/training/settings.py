@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 
-from semaug.data.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from semaug.data.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, Shape
+from semaug.data.readable import OnBadImage
+from semaug.data.samples import Select
 from semaug.training.methods import METHODS, Augmentation, MethodName
 from semaug.training.recipes import RECIPES, RecipeName, choose_recipe, describe_recipes
 from semaug.util.devices import choose_device
@@ -33,8 +35,6 @@ from semaug.util.ranges import (
 Value = TypeVar("Value")
 
 
-Select = Literal["val", "last", "test"]
-"""How the epoch to keep is chosen."""
 Freeze = int | Literal["all"]
 """What is not trained: the stem and the first N blocks, or all but the head."""
 
@@ -86,7 +86,7 @@ class TrainConfig:
     """Side in pixels of the square that images are resized to. Default: 600, or the recipe's."""
     crop: Side | None = setting(None, "main")
     """Side in pixels of the crop. Default: 448, or the recipe's."""
-    shape: Literal["squash", "aspect"] = setting("squash", "data")
+    shape: Shape = setting("squash", "data")
     """How images become square: squash resizes both sides, as in the paper; aspect takes the central square."""
     crop_scale: Portion | None = setting(None, "data")
     """Train on crops of random size, resized to `crop`, with at least this share of the image's area. For training from
@@ -176,7 +176,7 @@ class TrainConfig:
     """Number of processes that decode images, for each process of torchrun."""
     cache: Path | None = setting(Path("~/.cache/semaug"), "data", identifies=False)
     """Folder for decoded images, shared by runs; None keeps them in memory only."""
-    on_bad_image: Literal["stop", "skip"] = setting("stop", "data", identifies=False)
+    on_bad_image: OnBadImage = setting("stop", "data", identifies=False)
     """Unreadable images: stop before training and list them, or skip them. With streamed images, stop does not check
     them in advance: the first one ends training."""
     track: Literal["tensorboard", "wandb"] | None = setting(None, "output", identifies=False)
