@@ -130,7 +130,7 @@ def _changed(content: Any, changes: list[tuple[tuple[Any, ...], Any]]) -> bytes:
             if value is _REMOVED and place:
                 del parent[last]
             else:
-                parent[last] = None if value is _REMOVED else value
+                parent[last] = None if value is _REMOVED else copy.deepcopy(value)  # the next change may alter it
         except (KeyError, IndexError, TypeError):  # an earlier change has removed it
             continue
     return json.dumps(whole[""]).encode()
