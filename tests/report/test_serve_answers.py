@@ -107,7 +107,8 @@ def test_images_that_training_skipped_are_left_out(photos: Path, tmp_path: Path)
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        guide = open_guide(run, strength=1.0)
+        guide = open_guide(run)
+    assert (guide.view.strength, guide.view.notes) == (1.0, ("λ was 0 at the end of training",))
     classes = len(guide.names)
     assert len(guide.seen.names) == len(list((folder / "train").rglob("*.png"))) - 1 - classes  # validation: 1 of each
     assert not any(name.endswith(bad.name) and bad.parent.name in name for name in guide.seen.names)
