@@ -1,8 +1,8 @@
 """Every command and every Python block in the README and the documentation.
 
 The commands run here, page by page, in the order of the page and in a folder of small drawings: small networks stand in
-for large ones, one epoch for many. `NOT_RUN` lists those that cannot run, and why; they are read completely by the real
-parser. A line that is no command is an error.
+for large ones, one epoch for many, two methods of a comparison for all. `NOT_RUN` lists those that cannot run, and why;
+they are read completely by the real parser. A line that is no command is an error.
 """
 
 import io
@@ -57,7 +57,7 @@ NOT_RUN = {
     "make demo": "tests/studies/test_demo.py runs it with fewer birds",
     "make test": "runs this file",
     "make docs": "tests/test_docs.py builds the site",
-    "make fuzz": "takes an hour; its tests are a part of `make test`",
+    "make fuzz": "takes minutes; its tests are a part of `make test`",
     "make soak": "takes half an hour",
     "make load": "takes half an hour",
     "make dist-check": "installs packages",
@@ -111,8 +111,7 @@ QUICKER = {
     "reproduce": "--seeds 0 --epochs 1 --data photos --jobs 1",
     "benchmarks/long_tail.py": "--model test_efficientnet --epochs 1 --seeds 0",
     "benchmarks/loss_head.py": "--classes 9 --dim 8 --batch 4 --repetitions 1 --warm-up 0",
-    "benchmarks/p2p_step.py": "--model test_resnet --pixels 64 --half 2 --classes 3 --repetitions 1",
-    "benchmarks/precision.py": "--pixels 32 --half 2 --classes 3 --warm-up 1",
+    "benchmarks/precision.py": "--data photos/train --pixels 32 --half 2 --classes 3 --warm-up 1",
     "benchmarks/input_pipeline.py": "--resize 40 --crop 32 --half 2 --steps 1 --turns 1 --cache cache",
     "benchmarks/streaming.py": "--images 8 --model small --resize 40 --crop 32 --half 2 --steps 1 --turns 1",
     "benchmarks/streaming.py --tables": "--tables 3000",
@@ -145,7 +144,7 @@ def command_lines(page: Path) -> list[str]:
 
 
 def is_name(code: str) -> bool:
-    """Whether inline code names a command, a subcommand or an option, as `semaug train`, rather than showing its use."""
+    """Whether inline code is the name of a command or an option, as `semaug train`, rather than an example."""
     words = code.split()
     names = words[0] == "semaug" and (len(words) == 2 or words[1:] in (["data", "check"], ["figures", "parts"]))
     return names or words[-1] in ("--help", "--config", "--track") or "COMMAND" in words
@@ -153,7 +152,7 @@ def is_name(code: str) -> bool:
 
 def reason_not_to_run(line: str) -> str | None:
     return next(
-        (why for text, why in NOT_RUN.items() if line.startswith(text) or text in REMOVED and text in line), None
+        (why for text, why in NOT_RUN.items() if line.startswith(text) or (text in REMOVED and text in line)), None
     )
 
 
@@ -168,6 +167,13 @@ def split_semaug(line: str) -> tuple[str, list[str], str | None]:
 def photo(file: Path, image: Any) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(image).save(file)
+
+
+def few(command: Compare) -> list[str]:
+    """Options that train two methods of a comparison, with one strength, after a check of all of them."""
+    for candidate in command.config().method:
+        candidate.check()
+    return ["--method", *command.method[:2], "--strength", str(command.strength[0])]
 
 
 class Reader:
@@ -212,6 +218,8 @@ class Reader:
         else:
             before, words, target = split_semaug(line)
             words = self.quicker(words)
+            if words[0] == "export" and "ONNX" not in line:  # it takes seconds; one page describes it
+                words += ["--no-onnx"]
             if before.startswith("torchrun "):
                 run_ranks(2, self.folder / "ranks", main, words)
                 return
@@ -241,12 +249,12 @@ class Reader:
             options += ["--data", "photos"]
         if words[0] == "reproduce" and len(words) == 1:
             options = []
+        if words[0] == "compare":
+            options += few(parse(Compare, "semaug compare", words[1:]))
         if "--reject" in words:
             options += ["--reject", "0.9"]  # of three validation images
-        if words[0] == "export" and "--hub" in words:
-            options = ["--no-onnx"]
         if "exported/" in words[1:2] and not Path("exported").exists():
-            self.run("semaug export RUN exported/ --no-onnx")
+            self.run("semaug export RUN exported/")
         for i, word in enumerate(words):
             run = RUNS.get(word.rpartition("=")[2])
             if run is not None and not (self.folder / word.rpartition("=")[2]).exists():
