@@ -73,6 +73,9 @@ NOT_RUN = {
     "srun torchrun ": "needs Slurm",
     "torchrun --nnodes 2 ": "needs two machines; the same command runs on one",
     "torchrun --nproc-per-node 8 ": "tests/training/test_imagenet.py runs it in two processes",
+    "semaug bench --frozen-blocks ": "takes seconds; `semaug bench` runs, with other options",
+    "semaug bench --pixels ": "takes seconds; `semaug bench` runs, with other options",
+    "semaug bench --p2p ": "takes seconds; `semaug bench` runs, with other options",
     "semaug weights ": "downloads weights; tests/network/test_pretrained.py runs it",
     "semaug reproduce table-imagenet": "tests/training/test_imagenet.py runs it on drawings",
     "semaug reproduce table-datasets --data DIR": "takes days on a GPU; tests/studies/test_reproduce.py has a part",
@@ -179,8 +182,8 @@ def few(command: Compare) -> list[str]:
 class Reader:
     """Somebody who reads a page and types its commands in a folder."""
 
-    def __init__(self, folder: Path, shared: Path) -> None:
-        self.folder, self.shared = folder, shared
+    def __init__(self, page: Path, folder: Path, shared: Path) -> None:
+        self.page, self.folder, self.shared = page, folder, shared
         self.served: list[str] = []  # commands for a running server
         for split, count in (("train", 8), ("test", 2)):
             birds = Birds(3, count, split, 40)
@@ -224,7 +227,7 @@ class Reader:
                 run_ranks(2, self.folder / "ranks", main, words)
                 return
             with pytest.MonkeyPatch.context() as patch:
-                if words[0] == "train" and (self.folder / "runs").exists():  # one report for each page
+                if words[0] == "train" and self.page != README:  # one report is enough
                     patch.setattr(semaug.report, "write_report", lambda runs, file: file.touch())
                 if before.endswith("| "):
                     piped = subprocess.run(before[:-2], shell=True, check=True, capture_output=True).stdout
@@ -308,7 +311,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
 
 def follow(page: Path, folder: Path, shared: Path) -> Path:
     """Run the commands of a page in a new folder."""
-    reader = Reader(folder, shared)
+    reader = Reader(page, folder, shared)
     lines = list(substituted(page))
     reader.served = [line for line in lines if line.startswith("curl ")]
     with pytest.MonkeyPatch.context() as patch:

@@ -11,6 +11,7 @@ from PIL import Image
 from semaug.data.samples import load_image
 from semaug.isda.covariance import Diagonal, Full
 from semaug.report.serve.answers import NEIGHBOURS, Guide, open_guide, principal_directions
+from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 from semaug.util.errors import RunError, SettingError
@@ -103,6 +104,7 @@ def test_images_that_training_skipped_are_left_out(photos: Path, tmp_path: Path)
         TrainConfig(
             data=str(folder), output=tmp_path / "run", method="isda", on_bad_image="skip", model="small",
             pretrained=False, epochs=1, resize=40, crop=32, batch_size=6, val_per_class=1, workers=0, cache=None,
+            augmentation=Augmentation(0.0),
         )
     )  # fmt: skip
     with warnings.catch_warnings():
