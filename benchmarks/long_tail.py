@@ -75,7 +75,7 @@ def trained(config: TrainConfig, data: RunData) -> dict[str, float]:
     result = {"top1": scores.top1, "mean of classes": scores.mean_class_accuracy}
     for group, sizes in GROUPS.items():
         own = [scores.class_accuracy[i] for i, count in enumerate(data.class_images) if count in sizes]
-        result[group] = sum(own) / len(own)
+        result[group] = sum(own) / len(own) if own else float("nan")
     return result
 
 

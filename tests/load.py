@@ -156,7 +156,7 @@ def training_bound(size: Size) -> float:
 
 def uploads(model: Path, photo: bytes, count: int) -> None:
     """Send so many uploads to `semaug serve` at once; all that it accepts are answered, and only the rest refused."""
-    command = [sys.executable, "-m", "semaug", "serve", str(model), "--port", "0", "--strength", "1"]
+    command = [sys.executable, "-m", "semaug", "serve", str(model), "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert server.stdout is not None
     address = re.match(r"http://127\.0\.0\.1:(\d+)/", server.stdout.readline())

@@ -379,6 +379,21 @@ def test_settings_come_from_a_file_and_options_override_them(photos: Path, run: 
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
+def test_the_settings_of_a_run_name_its_images_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here" / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "here" / "birds").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    stored = {"format": 1, "base": "../..", "data": "./birds", "weights": "nowhere.safetensors"}
+    (tmp_path / "here" / "runs" / "a" / "config.json").write_text(json.dumps(stored))
+    for folder, data in (("here", "./birds"), ("elsewhere", str(tmp_path / "here" / "birds"))):
+        monkeypatch.chdir(tmp_path / folder)
+        succeeds("train", "--config", "../here/runs/a/config.json", "--print-config")
+        settings = yaml.safe_load(capsys.readouterr().out)
+        assert (settings["data"], settings["weights"]) == (data, "nowhere.safetensors")
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [

@@ -11,6 +11,7 @@ from PIL import Image
 from semaug.data.samples import load_image
 from semaug.isda.covariance import Diagonal, Full
 from semaug.report.serve.answers import NEIGHBOURS, Guide, open_guide, principal_directions
+from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 from semaug.util.errors import RunError, SettingError
@@ -103,11 +104,13 @@ def test_images_that_training_skipped_are_left_out(photos: Path, tmp_path: Path)
         TrainConfig(
             data=str(folder), output=tmp_path / "run", method="isda", on_bad_image="skip", model="small",
             pretrained=False, epochs=1, resize=40, crop=32, batch_size=6, val_per_class=1, workers=0, cache=None,
+            augmentation=Augmentation(0.0),
         )
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        guide = open_guide(run, strength=1.0)
+        guide = open_guide(run)
+    assert (guide.view.strength, guide.view.notes) == (1.0, ("λ was 0 at the end of training",))
     classes = len(guide.names)
     assert len(guide.seen.names) == len(list((folder / "train").rglob("*.png"))) - 1 - classes  # validation: 1 of each
     assert not any(name.endswith(bad.name) and bad.parent.name in name for name in guide.seen.names)

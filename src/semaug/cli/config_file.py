@@ -1,12 +1,14 @@
 """Settings of a training run from a file: YAML, or the config.json of an earlier run."""
 
 import difflib
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from semaug.data.readers import KNOWN, data_root
 from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.util.errors import SettingError
@@ -37,7 +39,7 @@ def read_flags(path: Path) -> list[str]:
 
     Args:
         path: A YAML or JSON file of settings by name. The config.json of a run also has facts about that run, which
-            are left out, as is its output directory.
+            are left out, as is its output directory. Its relative paths begin where that run was started.
 
     Returns:
         The flags.
@@ -63,8 +65,25 @@ def read_flags(path: Path) -> list[str]:
     defaults = {option.name: option.default for kind in (TrainConfig, Augmentation) for option in fields(kind)}
     del defaults["augmentation"]
     if "format" in settings:  # the config.json of a run
+        base = settings.get("base")
         settings = {name: value for name, value in settings.items() if name in defaults and name != "output"}
+        if isinstance(base, str):
+            settings |= _paths(settings, path.parent / base)
     return [_flag(path, str(name), value, defaults) for name, value in settings.items()]
+
+
+def _paths(settings: dict[str, Any], base: Path) -> dict[str, str]:
+    """Paths of an earlier run that began where it was started, if they exist there and that is not here."""
+    if not os.path.exists(base) or os.path.samefile(base, os.curdir):
+        return {}
+    start = os.path.realpath(base)
+    names = ("data", "data_root", "weights")
+    paths = {name: settings[name] for name in names if isinstance(settings.get(name), str)}
+    if paths.get("data") == "birds" or paths.get("data") in KNOWN:  # a name, not a path
+        del paths["data"]
+        paths.setdefault("data_root", str(data_root(None)))
+    there = {name: str(Path(start, value)) for name, value in paths.items()}
+    return {name: place for name, place in there.items() if os.path.exists(place)}
 
 
 def _flag(path: Path, name: str, value: Any, defaults: dict[str, Any]) -> str:

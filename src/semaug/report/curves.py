@@ -28,7 +28,7 @@ TRAINING = (
     Metric("lr", "Learning rate", "Learning rate of the network at the end of the epoch"),
 )
 AUGMENTATION = (
-    Metric("strength", "Strength λ", "The factor on Σ; it grows during training"),
+    Metric("strength", "Strength λ", "The factor on Σ"),
     Metric("augmentation_share", "Share of the loss", "The part of the training loss that Σ adds", percent=True),
     Metric("variance_mean", "Variance", "Mean of the diagonal of Σ; band: ± the spread over samples",
            "variance_std_samples", wide=True),

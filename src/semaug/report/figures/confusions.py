@@ -13,6 +13,7 @@ from semaug.report.figures.figure import Figure, fragment
 from semaug.report.figures.photos import Photo, PhotoBlock, photo_grid
 from semaug.report.figures.runs import open_runs
 from semaug.util.errors import RunError, SettingError
+from semaug.util.names import counted
 
 
 def confusions(
@@ -101,7 +102,8 @@ def confusions(
         blocks.append(PhotoBlock(f"{classes[a]} ↔ {classes[b]}", None, rows))
     first = numbers["pairs"][0]
     caption = (
-        f"The {len(shown)} pairs of classes that are confused most, of {mistakes} mistakes on {len(true)} images "
+        f"{counted(len(shown), 'pair')} of classes that are confused most, of {counted(mistakes, 'mistake')} on "
+        f"{counted(len(true), 'image')} "
         f"(top-1 {100 * numbers['top1']:.1f} %). First {first['a']} and {first['b']}: "
         f"{first['a_as_b']} of {first['images_a']} and {first['b_as_a']} of {first['images_b']} images were taken "
         "for the other. Solid blue frames: recognised, for comparison; dashed orange frames: mistaken, with the "

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from semaug.data.images import ProgressCallback
 from semaug.inference.pictures import class_overlays, data_uri
-from semaug.inference.runs import read_description
+from semaug.inference.runs import read_description, read_metrics
 from semaug.isda.covariance import Covariance, Diagonal, Full
 from semaug.report.figures.features import ImageFeatures, choose_images, compute_features, run_images
 from semaug.report.figures.runs import FigureRun, open_runs
@@ -187,7 +187,7 @@ def open_guide(
         run: The run directory.
         covariance: ``"run"``: the run's own Σ; ``"classwise"``: the class-wise one of its final features; None: the
             run's own if it has one.
-        strength: λ; None: that of the end of training.
+        strength: λ; None: that of the end of training, or 1 if it was 0.
         images: Number of training images at most, ≥ 1; as evenly from the classes as possible.
         seed: Seed of the choice of images and of the random draws.
         device: Where the network runs.
@@ -210,7 +210,11 @@ def open_guide(
         raise RunError(f"{run} holds a P2P-Net, which has no single feature to move; choose a run of another method")
     if covariance is None:
         covariance = "run" if method.augments and (run / "source.safetensors").is_file() else "classwise"
+    notes: tuple[str, ...] = ()
+    if strength is None and covariance == "run" and (metrics := read_metrics(run)) and not metrics[-1].get("strength"):
+        strength, notes = 1.0, ("λ was 0 at the end of training",)  # of a short one: the page is of use all the same
     [view] = open_runs({"run": run}, covariance, strength, device)
+    view = replace(view, notes=(*view.notes, *notes))
     samples, functions = run_images(view.classifier, "train"), {view.label: view.features}
     chosen = choose_images(samples, images, seed)
     seen = compute_features(samples, chosen, view.classifier, functions, side=128, progress=progress)
