@@ -79,6 +79,9 @@ NOT_RUN = {
     "semaug weights ": "downloads weights; tests/network/test_pretrained.py runs it",
     "semaug reproduce table-imagenet": "tests/training/test_imagenet.py runs it on drawings",
     "semaug reproduce table-datasets --data DIR": "takes days on a GPU; tests/studies/test_reproduce.py has a part",
+    "semaug reproduce theorem": "takes minutes; tests/studies/test_theorem.py has a part",
+    "semaug reproduce table-covnet": "takes days on a GPU; tests/studies/test_reproduce.py has a part",
+    "semaug reproduce figure-neighbours ": "takes a quarter of an hour; tests/studies/test_reproduce.py has a part",
     "semaug reproduce all ": "takes half an hour; tests/studies/test_reproduce.py has a part",
     "--meta-loss ": "has an option that was removed; the page names the commit",
     "--source ": "has an option that was removed; the page names the commit",
@@ -248,8 +251,8 @@ class Reader:
             options += ["--weights", "resnet50.safetensors"]  # instead of downloaded ones
         if words[0] in ("train", "compare", "bench") and not {"--model", "--config"} & {*words}:
             options += ["--model", "small"]
-        if words[0] == "train" and not {"--data", "--config"} & {*words}:
-            options += ["--data", "photos"]
+        if (words[0] == "train" and not {"--data", "--config"} & {*words}) or "birds" in words:
+            options += ["--data", "photos"]  # instead of the embedded birds, which are more
         if words[0] == "reproduce" and len(words) == 1:
             options = []
         if words[0] == "compare":
