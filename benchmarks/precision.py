@@ -63,7 +63,7 @@ class Experiment:
             loss.backward()
             optimizer.step()
             if step == steps - 1:
-                print(f"loss after {steps} steps of plain training: {float(loss):.3f}")
+                print(f"loss after {steps} steps of plain training: {float(loss.detach()):.3f}")
 
     def run(
         self,

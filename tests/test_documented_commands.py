@@ -6,6 +6,7 @@ they are read completely by the real parser. A line that is no command is an err
 """
 
 import io
+import itertools
 import re
 import runpy
 import shlex
@@ -32,7 +33,7 @@ import semaug
 import semaug.report
 from forks import run_ranks
 from inline_workers import InlineWorker
-from semaug.cli.compare import Compare
+from semaug.cli.compare import Compare, _candidate
 from semaug.cli.main import COMMANDS, find_command, main
 from semaug.cli.options import parse
 from semaug.cli.reproduce import Reproduce
@@ -75,10 +76,16 @@ NOT_RUN = {
     "torchrun --nproc-per-node 8 ": "tests/training/test_imagenet.py runs it in two processes",
     "semaug bench --frozen-blocks ": "takes seconds; `semaug bench` runs, with other options",
     "semaug bench --pixels ": "takes seconds; `semaug bench` runs, with other options",
+    "semaug bench --model vit_base_patch16_224 ": "takes seconds; `semaug bench` runs, with other options",
     "semaug bench --p2p ": "takes seconds; `semaug bench` runs, with other options",
+    "semaug figures neighbours CONSTANT ": "takes seconds; how-to/figures.md has it with other runs",
+    "semaug figures tsne BASIC ": "takes seconds; how-to/figures.md has it with other runs",
     "semaug weights ": "downloads weights; tests/network/test_pretrained.py runs it",
     "semaug reproduce table-imagenet": "tests/training/test_imagenet.py runs it on drawings",
     "semaug reproduce table-datasets --data DIR": "takes days on a GPU; tests/studies/test_reproduce.py has a part",
+    "semaug reproduce theorem": "takes minutes; tests/studies/test_theorem.py has a part",
+    "semaug reproduce table-covnet": "takes days on a GPU; tests/studies/test_reproduce.py has a part",
+    "semaug reproduce figure-neighbours ": "takes a quarter of an hour; tests/studies/test_reproduce.py has a part",
     "semaug reproduce all ": "takes half an hour; tests/studies/test_reproduce.py has a part",
     "--meta-loss ": "has an option that was removed; the page names the commit",
     "--source ": "has an option that was removed; the page names the commit",
@@ -172,11 +179,17 @@ def photo(file: Path, image: Any) -> None:
     Image.fromarray(image).save(file)
 
 
-def few(command: Compare) -> list[str]:
-    """Options that train two methods of a comparison, with one strength, after a check of all of them."""
-    for candidate in command.config().method:
-        candidate.check()
-    return ["--method", *command.method[:2], "--strength", str(command.strength[0])]
+def few(words: list[str]) -> list[str]:
+    """Options that train two methods of a comparison, with one strength, after a check of the others."""
+
+    def values(option: str) -> list[str]:
+        after = words[words.index(option) + 1 :] if option in words else []
+        return list(itertools.takewhile(lambda word: not word.startswith("--"), after))
+
+    methods = values("--method")
+    for method in methods[2:]:
+        _candidate(method).check()
+    return ["--method", *methods[:2], "--strength", *(values("--strength")[:1] or ["auto"])]
 
 
 class Reader:
@@ -248,12 +261,12 @@ class Reader:
             options += ["--weights", "resnet50.safetensors"]  # instead of downloaded ones
         if words[0] in ("train", "compare", "bench") and not {"--model", "--config"} & {*words}:
             options += ["--model", "small"]
-        if words[0] == "train" and not {"--data", "--config"} & {*words}:
-            options += ["--data", "photos"]
+        if (words[0] == "train" and not {"--data", "--config"} & {*words}) or "birds" in words:
+            options += ["--data", "photos"]  # instead of the embedded birds, which are more
         if words[0] == "reproduce" and len(words) == 1:
             options = []
         if words[0] == "compare":
-            options += few(parse(Compare, "semaug compare", words[1:]))
+            options += few(words)
         if "--reject" in words:
             options += ["--reject", "0.9"]  # of three validation images
         if "exported/" in words[1:2] and not Path("exported").exists():
