@@ -222,6 +222,26 @@ def shares(cells: dict[Cell, Seeds]) -> list[str]:
     return table(rows | {"λ at the end, with **0.2**": ends})
 
 
+def shares_on_a_cpu(cells: dict[Cell, Seeds]) -> list[str]:
+    runs: dict[str, dict[tuple[str, str], Seeds]] = defaultdict(lambda: defaultdict(dict))
+    for row in runs_of("strength-cpu-runs.csv"):
+        runs[row["cell"]][row["form"], row["value"]][int(row["seed"])] = float(row["top1"])
+    titles = {("basic", ""): "basic"}
+    titles |= {("fixed", value): f"λ0 = {value}" for value in ("1", "3", "10", "20")}
+    best = {
+        cell: max((seeds for key, seeds in own.items() if key in titles), key=lambda seeds: fmean(seeds.values()))
+        for cell, own in runs.items()
+    }
+    titles |= {("ramp", share): f"earlier form, {share}" for share in ("0.2", "0.3")}
+    titles |= {("knowledge", share): f"present form, {share}" for share in ("0.15", "0.2", "0.25", "0.3", "0.4")}
+    titles["knowledge", "0.2"] = "present form, **0.2**"
+    rows: dict[str, list[str]] = {title: [] for title in titles.values()}
+    for key, title in titles.items():
+        for cell, own in runs.items():
+            rows[title] += [shown(own.get(key), 1), minus(own.get(key), best[cell], 1)]
+    return table(rows)
+
+
 def graphed_steps(cells: dict[Cell, Seeds]) -> list[str]:
     titles = {
         "plain cross-entropy": "plain",
@@ -285,18 +305,19 @@ def cost(cells: dict[Cell, Seeds]) -> list[str]:
 
 
 def probes(cells: dict[Cell, Seeds]) -> list[str]:
-    with open(HERE / "probe-runs.csv", newline="") as file:
-        runs: dict[str, list[dict[str, str]]] = defaultdict(list)
-        for row in csv.DictReader(file):
-            runs[row["strength"]].append(row)
-    titles = {"": "basic", "auto": "isda, automatic"}
-    top1 = {strength: {int(row["seed"]): float(row["last_top1"]) for row in own} for strength, own in runs.items()}
-    rows = {}
-    for strength, own in runs.items():
-        end, seconds = (fmean(float(row[name]) for row in own) for name in ("end_strength", "cpu_seconds"))
-        gain = minus(top1[strength], top1[""], 1)
-        cells_of_row = [shown(top1[strength], 1), gain, f"{end:.1f}", f"{seconds:.0f}"]
-        rows[titles.get(strength, f"isda, λ0 = {strength}")] = cells_of_row
+    runs: dict[str, dict[str, list[dict[str, str]]]] = defaultdict(lambda: defaultdict(list))
+    for row in runs_of("probe-runs.csv"):
+        runs[row["strength"]][row["data"]].append(row)
+    top1 = {
+        key: {data: {int(row["seed"]): float(row["last_top1"]) for row in own} for data, own in of_data.items()}
+        for key, of_data in runs.items()
+    }
+    titles, rows = {"": "basic", "auto": "isda, automatic"}, {}
+    for strength, of_data in runs.items():
+        cells_of_row = rows[titles.get(strength, f"isda, λ0 = {strength}")] = list[str]()
+        for data in ("cub300", "cars256"):
+            own, end = top1[strength][data], fmean(float(row["end_strength"]) for row in of_data[data])
+            cells_of_row += [shown(own, 1), minus(own, top1[""][data], 1), f"{end:.1f}"]
     return table(rows)
 
 
@@ -367,7 +388,7 @@ TABLES = {
     "docs/learning-the-covariance.md": (learned_at_10, strengths, learned_at_40, mobilenet),
     "docs/results.md": (eight_methods,),
     "docs/reproduction.md": (claims, joint, p2p),
-    "docs/how-to/strength-and-source.md": (shares,),
+    "docs/how-to/strength-and-source.md": (shares, shares_on_a_cpu),
     "docs/how-to/linear-probe.md": (probes,),
     "docs/how-to/vision-transformers.md": (recipes,),
     "docs/how-to/long-tailed-data.md": (long_tail,),

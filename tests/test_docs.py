@@ -129,6 +129,7 @@ def test_every_table_of_measurements_has_a_known_origin() -> None:
         "| drawn birds",
         "| P2P-Net on drawn birds",
         "| share |",
+        "| share, without a GPU",
         "| method | 224 px | GB",
     }
     computed |= {"| recipe", "| head on fixed features", "| linear probe"}
