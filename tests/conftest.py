@@ -25,3 +25,4 @@ if (
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # whatever the last test did

@@ -8,7 +8,6 @@ they are read completely by the real parser. A line that is no command is an err
 import io
 import itertools
 import re
-import runpy
 import shlex
 import shutil
 import string
@@ -31,7 +30,8 @@ from torch import nn
 
 import semaug
 import semaug.report
-from forks import run_ranks
+from forks import Fork, run_ranks
+from forks import script as run_script
 from inline_workers import InlineWorker
 from semaug.cli.compare import Compare, _candidate
 from semaug.cli.main import COMMANDS, find_command, main
@@ -292,9 +292,10 @@ class Reader:
     def run_script(self, script: str, *options: str) -> None:
         name = f"{script} --tables" if "--tables" in options else script
         words = [STAND_INS.get(option, option) for option in options]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", [script, *words, *shlex.split(QUICKER.get(name, ""))])
-            runpy.run_path(str(ROOT / script), run_name="__main__")
+        words += shlex.split(QUICKER.get(name, ""))
+        log = self.folder / f"{Path(script).stem}.log"  # in a fork: scripts set threads and precision for the process
+        code, said = Fork(log, run_script, str(self.folder), str(ROOT / script), *words).wait()
+        assert code == 0, said
 
     def serve(self, application: Starlette, listening: Any) -> None:
         """Stands in for a server that runs until Ctrl-C: one that runs until the commands of the page are answered."""

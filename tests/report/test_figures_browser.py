@@ -26,7 +26,9 @@ PROBE = """<script>addEventListener("load", () => {
     inside: tip.getBoundingClientRect().right <= innerWidth + 1 && tip.getBoundingClientRect().left >= 0,
   });
   const result = { before: state() };
-  const point = points[0][7], box = point.getBoundingClientRect();
+  const point = points[0][7];
+  point.scrollIntoView({ block: "center" });
+  const box = point.getBoundingClientRect();
   result.expected = point.dataset.name;
   result.hit = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2).closest(".point") !== null;
   point.dispatchEvent(new PointerEvent("pointerenter", { pointerType: "mouse" }));
