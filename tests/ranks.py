@@ -64,14 +64,14 @@ class Case:
     sizes: tuple[int, ...] = (17, 18, 19, 23, 20, 16)  # of the global batches, in turn
 
 
-def cases(half_steps: int) -> dict[str, Case]:
+def cases() -> dict[str, Case]:
     """Both kinds of network, every source, both orders, two intervals."""
     return {
         f"{norm} norm, {source}, {order}, interval {interval}": Case(
             norm,
             source,
             {"order": order, "interval": interval, "sync_batch_norm": norm == "batch"},
-            half_steps=half_steps,
+            half_steps=20,
         )
         for norm in NORMS
         for source in SOURCES
@@ -103,8 +103,8 @@ def variants() -> dict[str, Case]:
 
 
 def cases_for(processes: int) -> dict[str, Case]:
-    """All cases for two processes. For four, which take turns on few cores, shorter ones and no variants."""
-    return cases(20) | variants() if processes == 2 else cases(8)
+    """All cases for two processes. For four, which take turns on few cores, no variants."""
+    return cases() | (variants() if processes == 2 else {})
 
 
 def learner_of(case: Case) -> semaug.LearnableAugmentation:
