@@ -203,15 +203,12 @@ class Executor:
         gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
         clipping = self._clip_(gradients)
         if self.mixed.scaler is None and gradients:
-            with self.side.fork():
-                metrics["gradient_norm"] = global_norm(gradients)
+            metrics["gradient_norm"] = global_norm(gradients)
         return metrics, clipping
 
     def step_network(self) -> bool:
         """Take one step of f's optimiser."""
-        taken = self.mixed.step(self.optimizer, update=True)
-        self.side.join()
-        return taken
+        return self.mixed.step(self.optimizer, update=True)
 
     # -- gradients of g -----------------------------------------------------------------------------------------------
 
