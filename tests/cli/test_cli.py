@@ -280,6 +280,7 @@ def test_every_command_explains_itself(command: list[str], capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert f"usage: semaug{''.join(f' {word}' for word in command)}" in shown
     assert all(name in shown for name in COMMANDS) == (command == [])
+    assert " object at " not in shown  # instead of a default
 
 
 @pytest.mark.parametrize("name", ["train", "compare", "bench", "reproduce", "evaluate", "predict", "figures", "serve"])
@@ -307,6 +308,24 @@ def test_the_ten_options_of_training_that_matter_most_come_first(
 def test_a_wrong_option_gets_one_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--modle", "resnet50"]) == 2
     assert re.findall(r"--[a-z]+", capsys.readouterr().err) == ["--modle", "--model", "--help"]
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--epochs", "a whole number"),
+        ("--lr", "a number"),
+        ("--strength", "auto or a number"),
+        ("--frozen-blocks", "stem or auto or a whole number"),
+    ],
+)
+def test_an_option_that_is_no_number_says_what_it_expects(
+    option: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", option, "many"]) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"Error parsing {option}: expected {expected}, not many" in shown
+    assert "Range" not in shown
 
 
 def test_bash_completes_commands_options_and_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

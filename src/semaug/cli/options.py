@@ -4,16 +4,21 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache, reduce
 from itertools import pairwise
 from operator import or_
 from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo, UnsupportedTypeAnnotationError
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    UnsupportedTypeAnnotationError,
+)
 
-from semaug.util.ranges import MAIN, Group, ranges
+from semaug.util.ranges import MAIN, Group, range_in, ranges
 
 Value = TypeVar("Value")
 CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, tyro.conf.PositionalMetavarFromFieldName)
@@ -43,7 +48,9 @@ def grouped(command: type) -> Any:
     groups: dict[str, list[tuple[str, Any, Any]]] = {name: [] for name in get_args(Group)}
     for option, kind, text in options(command):
         default = {} if option.default is MISSING else {"default": option.default}
-        groups[option.metadata.get("group", MAIN)].append((option.name, Annotated[kind, text], field(**default)))
+        read = () if range_in(kind) is None else (_number(kind),)
+        member = option.name, Annotated[kind, text, *read], field(**default)
+        groups[option.metadata.get("group", MAIN)].append(member)
     own = groups.pop(MAIN)
     for name, members in groups.items():
         if members:
@@ -110,6 +117,8 @@ def _help(text: str, hint: Any, default: object, limit: str | None) -> Any:
     if described is not None:
         shown = described[1]
         text = text.replace(described[0], "", 1).strip()
+    elif default is MISSING:
+        shown = None
     elif isinstance(default, bool):
         shown = "yes" if default else "no"
     elif isinstance(default, tuple):
@@ -122,11 +131,28 @@ def _help(text: str, hint: Any, default: object, limit: str | None) -> Any:
     if len(value) > _MOST_CHOICES:
         text += f" One of {value.strip('{}').replace(',', ', ')}."
         value = "NAME"
+    behaviour = "required" if shown is None else f"default: {shown}"
     return tyro.conf.arg(
         help=text,
         metavar=None if value == spec.metavar else value,
-        help_behavior_hint=f"({'; '.join(filter(None, (f'default: {shown}', limit)))})",
+        help_behavior_hint=f"({'; '.join(filter(None, (behaviour, limit)))})",
     )
+
+
+def _number(kind: Any) -> PrimitiveConstructorSpec[Any]:
+    """How tyro reads an option that is a number, with a plain message if it is none."""
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
+    assert not isinstance(spec, UnsupportedTypeAnnotationError), spec
+    words = dict.fromkeys(word for word in re.findall(r"(?<=[{,])\w+", spec.metavar) if word != "None")
+    expected = " or ".join([*words, "a whole number" if "INT" in spec.metavar else "a number"])
+
+    def read(arguments: list[str]) -> Any:
+        try:
+            return spec.instance_from_str(arguments)
+        except ValueError:
+            raise ValueError(f"expected {expected}, not {' '.join(arguments)}") from None
+
+    return replace(spec, instance_from_str=read)
 
 
 def _texts(kind: type) -> dict[str, str]:
