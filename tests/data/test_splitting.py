@@ -90,7 +90,7 @@ def test_folders_stay_together_and_training_takes_the_table(
 ) -> None:
     output = tmp_path / "splits" / "split.csv"
     assert main(["data", "split", str(individuals), "--output", str(output), "--group-by", "folder"]) == 0
-    assert "train: 18 images of 3 classes in 6 groups, 50.0%" in capsys.readouterr().out
+    assert "train: 18 images of 3 classes in 6 groups, 50.0 %" in capsys.readouterr().out
     rows = rows_of(output)
     assert len(rows) == 36
     sides = {row["group"]: set[str]() for row in rows}

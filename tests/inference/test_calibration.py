@@ -103,7 +103,7 @@ def test_unsure_answers_are_refused(
     assert {row["accepted"] for row in rows} <= {"yes", "no"}
     for row in rows:
         assert (row["accepted"] == "yes") == (float(row["probability"]) >= lowest)
-    assert "of the 6 validation images 100.0% are" in output.err
+    assert "of the 6 validation images 100.0 % are" in output.err
     assert f"{sum(row['accepted'] == 'yes' for row in rows)} answers accepted" in output.err
     assert main(["predict", str(run), str(photos / "test"), "--reject", "0.1"]) == 2
     assert "is not calibrated; run semaug evaluate RUN --calibrate first" in capsys.readouterr().err

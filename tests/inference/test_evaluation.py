@@ -343,7 +343,7 @@ def test_the_tables_show_class_names_without_markup(classifier):
     console = Console(file=io.StringIO(), width=100)
     console.print(result.table())
     text = console.file.getvalue()
-    assert "50.00%" in text
+    assert "50.00 %" in text
     assert "top-3 accuracy" in text
     assert text.count("[bold]blue[/bold]") == 2
     assert "1 class has no images: 'green'" in text

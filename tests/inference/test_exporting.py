@@ -148,8 +148,8 @@ def test_the_model_card_shows_scores_with_their_split(classifier, tmp_path):
     export(classifier, tmp_path, onnx=False, evaluation=evaluation)
     card = (tmp_path / "README.md").read_text("utf-8")
     assert "On the split “test”, 321 images" in card
-    assert "| top-1 accuracy | 87.65% |" in card
-    assert "| top-4 accuracy | 100.00% |" in card
+    assert "| top-1 accuracy | 87.65 % |" in card
+    assert "| top-4 accuracy | 100.00 % |" in card
     assert "| expected calibration error | 0.0321 |" in card
     assert "too good" not in card
     assert "model.onnx" not in card

@@ -69,7 +69,7 @@ def test_principal_directions_are_eigenvectors() -> None:
         assert variances == sorted(variances, reverse=True)
         for value, direction in zip(variances, directions, strict=True):
             torch.testing.assert_close(matrix @ direction.offset, value * direction.offset, atol=1e-4, rtol=1e-4)
-            assert f"{value / float(matrix.trace()):.1%} of the variance" in direction.note
+            assert f"{100 * value / float(matrix.trace()):.1f} % of the variance" in direction.note
 
 
 def test_principal_directions_of_a_diagonal_are_dimensions() -> None:

@@ -9,7 +9,7 @@ import tyro
 
 from semaug.cli.common import Command, choose_device, show
 from semaug.util.errors import DataError, SettingError
-from semaug.util.names import counted, printable
+from semaug.util.names import counted, percent, printable
 from semaug.util.ranges import BelowOne, Count, Range, Seed, Workers
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Check(Command):
     model by its name; or "pixels": small grey pictures, without a network. Of a single split, any two are compared.
     Default: no."""
     weights: Path | None = None
-    """Weights of the model that near_duplicates names (.safetensors). Default: those of its library are downloaded."""
+    """Weights of that model (.safetensors). Default: those of its library are downloaded."""
     similarity: Annotated[float, Range(-1, 1)] = 0.9
     """Images look the same if the cosine of their features is at least this."""
     device: str | None = None
@@ -140,7 +140,7 @@ class Split(Command):
             groups = "" if self.group_by is None else f" in {counted(len({row.group for row in own}), 'group')}"
             if own:
                 classes = counted(len({row.class_name for row in own}), "class")
-                show(f"  {split}: {counted(len(own), 'image')} of {classes}{groups}, {len(own) / len(rows):.1%}")
+                show(f"  {split}: {counted(len(own), 'image')} of {classes}{groups}, {percent(len(own) / len(rows))}")
 
 
 def _span(least: str, most: str) -> str:

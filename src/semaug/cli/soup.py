@@ -8,7 +8,7 @@ import tyro
 
 from semaug.cli.common import Command, choose_device, say, show
 from semaug.util.errors import SettingError
-from semaug.util.names import counted
+from semaug.util.names import counted, percent
 from semaug.util.ranges import Range, setting
 
 
@@ -40,5 +40,5 @@ class Soup(Command):
             show(f"no average validates better than {result.ingredients[0]} alone; nothing was written")
             return
         write_report([self.output], self.output / "report.html")
-        gain = f"{result.accuracy:.2%} on validation instead of {result.best:.2%}"
+        gain = f"{percent(result.accuracy, 2)} on validation instead of {percent(result.best, 2)}"
         show(f"{self.output}: the average of {counted(len(result.ingredients), 'run')}, {gain}")

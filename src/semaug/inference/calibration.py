@@ -28,6 +28,7 @@ from semaug.inference.runs import Calibration, Reliability
 from semaug.util.errors import DataError, ModelError, RunError, SettingError
 from semaug.util.files import write_json
 from semaug.util.locks import locked
+from semaug.util.names import percent
 
 BINS = 15
 LIMITS = 0.01, 100.0  # of the temperature
@@ -142,8 +143,8 @@ class Rejection:
         low, high = binomtest(self.wrong, self.accepted).proportion_ci()
         return (
             f"answers are accepted from a confidence of {self.threshold:.3f}: of the {self.images} validation images "
-            f"{self.accepted / self.images:.1%} are, and {self.wrong / self.accepted:.1%} of those are wrong "
-            f"(95 % interval {low:.1%} to {high:.1%})"
+            f"{percent(self.accepted / self.images)} are, and {percent(self.wrong / self.accepted)} of those are wrong "
+            f"(95 % interval {percent(low)} to {percent(high)})"
         )
 
 
@@ -173,6 +174,6 @@ def choose_threshold(calibration: Calibration, error: float) -> Rejection:
     is_last = np.append(confidence[1:] < confidence[:-1], True)  # of equal confidences, which are accepted together
     reached = np.flatnonzero(is_last & (wrong <= error * np.arange(1, len(wrong) + 1) + 1e-9))
     if len(reached) == 0:
-        raise SettingError(f"even the surest answers on the validation images are wrong more often than {error:.1%}")
+        raise SettingError(f"on the validation images even the surest answers are wrong in more than {percent(error)}")
     last = int(reached[-1])
     return Rejection(float(confidence[last]), len(confidence), last + 1, int(wrong[last]))

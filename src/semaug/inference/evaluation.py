@@ -1,8 +1,9 @@
 """Evaluation of a classifier on a split: scores, confused classes and the worst mistakes."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,18 @@ from semaug.inference.classifier import Classifier
 from semaug.inference.loop import decode_samples
 from semaug.util import distributed
 from semaug.util.errors import DataError, ModelError, SettingError
-from semaug.util.names import counted, printable, some
+from semaug.util.names import counted, percent, printable, some
 
 LISTED = 20  # confused pairs and mistakes in an evaluation
-SCORES = {  # label and format of each score that is one number; k is 5, or the number of classes if that is smaller
-    "top1": ("top-1 accuracy", "{:.2%}"),
-    "top5": ("top-{k} accuracy", "{:.2%}"),
-    "mean_class_accuracy": ("mean accuracy of the classes", "{:.2%}"),
-    "macro_precision": ("mean precision of the classes", "{:.2%}"),
-    "macro_f1": ("mean F1 of the classes", "{:.2%}"),
-    "cross_entropy": ("cross-entropy", "{:.4f}"),
-    "calibration_error": ("expected calibration error", "{:.4f}"),
+SCORES: dict[str, tuple[str, Callable[[float], str]]] = {
+    # label and text of each score that is one number; k is 5, or the number of classes if that is smaller
+    "top1": ("top-1 accuracy", partial(percent, digits=2)),
+    "top5": ("top-{k} accuracy", partial(percent, digits=2)),
+    "mean_class_accuracy": ("mean accuracy of the classes", partial(percent, digits=2)),
+    "macro_precision": ("mean precision of the classes", partial(percent, digits=2)),
+    "macro_f1": ("mean F1 of the classes", partial(percent, digits=2)),
+    "cross_entropy": ("cross-entropy", "{:.4f}".format),
+    "calibration_error": ("expected calibration error", "{:.4f}".format),
 }
 _TABLE_ROWS = 10
 _RESAMPLES = 1000
@@ -220,23 +222,23 @@ class Evaluation:
         title, k = f"{self.count} images, {len(self.classes)} classes", min(5, len(self.classes))
         own, numbers = self.scores, self.scores.numbers()
         scores = []
-        for name, (label, layout) in SCORES.items():
-            ends = " to ".join(map(layout.format, own.intervals.get(name, ())))
-            scores.append((label.format(k=k), layout.format(numbers[name]), ends))
+        for name, (label, write) in SCORES.items():
+            ends = " to ".join(map(write, own.intervals.get(name, ())))
+            scores.append((label.format(k=k), write(numbers[name]), ends))
         accuracies = sorted((share, i) for i, share in enumerate(own.class_accuracy) if share is not None)
         worst = [
             (
                 self.classes[i],
                 str(own.class_images[i]),
                 *(
-                    "–" if value is None else f"{value:.1%}"
+                    "–" if value is None else percent(value)
                     for value in (share, own.class_precision[i], own.class_f1[i])
                 ),
             )
             for share, i in accuracies[:_TABLE_ROWS]
         ]
         missing = [name for name, images in zip(self.classes, own.class_images, strict=True) if not images]
-        pairs = [(p.true, p.predicted, str(p.count), f"{p.share:.1%}") for p in self.confused[:_TABLE_ROWS]]
+        pairs = [(p.true, p.predicted, str(p.count), percent(p.share)) for p in self.confused[:_TABLE_ROWS]]
         tables: list[Table | Text] = [_table(title, ["score"], ["value", "95 % interval"], scores)]
         if missing:
             verb = "has" if len(missing) == 1 else "have"

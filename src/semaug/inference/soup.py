@@ -24,6 +24,7 @@ from semaug.inference.runs import read_run_dataset, shared_splits
 from semaug.util.errors import FileError, RunError
 from semaug.util.files import write_atomically, write_json
 from semaug.util.locks import locked
+from semaug.util.names import percent
 from semaug.util.untrusted import read_json
 
 
@@ -78,12 +79,12 @@ def soup(
     scores = {id(member): validated(member) for member in members}
     first, *others = sorted(members, key=lambda member: -scores[id(member)])  # equal ones in the order of the user
     best = score = scores[id(first)]
-    say(f"{first.folder}: {score:.2%} on validation, the best")
+    say(f"{first.folder}: {percent(score, 2)} on validation, the best")
     chosen, kept = [first], first
     for other in others:
         average = _average([*chosen, other], splits["train"], batch_size)
         reached = validated(average)
-        say(f"{other.folder}: {scores[id(other)]:.2%} alone, {reached:.2%} in the average")
+        say(f"{other.folder}: {percent(scores[id(other)], 2)} alone, {percent(reached, 2)} in the average")
         if reached > score:
             chosen, kept, score = [*chosen, other], average, reached
     folders = tuple(member.folder for member in chosen if member.folder is not None)

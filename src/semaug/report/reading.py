@@ -147,7 +147,9 @@ def _read_run(path: Path, label: str, slot: int, config: dict[str, Any]) -> Repo
     elif not evaluation:
         notes.append("no evaluation: there is no evaluation.json")
     elif evaluation.get("split") == "val":
-        notes.append("the data has no test split: scores are those of the validation split that chose the best epoch")
+        notes.append(
+            "the data has no test split; scores are from the validation split, which also chose the best epoch"
+        )
     rows = evaluation.get("classes")
     missing = [str(row["name"]) for row in rows if _has_no_images(row)] if isinstance(rows, list) else []
     if missing:

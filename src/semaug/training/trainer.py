@@ -32,6 +32,7 @@ from semaug.training.tracking import Tracker, check_installed, make_tracker
 from semaug.util import distributed
 from semaug.util.errors import RunError, TrainingError
 from semaug.util.files import write_json
+from semaug.util.names import percent
 from semaug.util.progress import Progress, ProgressCallback
 from semaug.util.signals import Interrupted, Stop
 from semaug.util.untrusted import read_json
@@ -234,7 +235,7 @@ class Trainer:
             self.progress.say(f"warning: after epoch {epoch} {warning}")
         if epoch == 1 and self._loader.waited > MUCH_WAITING * row["seconds"]:
             share = self._loader.waited / row["seconds"]
-            self.progress.say(f"{share:.0%} of epoch 1 was spent waiting for images; try more worker processes")
+            self.progress.say(f"{percent(share, 0)} of epoch 1 was spent waiting for images; try more worker processes")
 
     def best_of_test(self) -> float:
         """The highest accuracy on the test split of all epochs that were evaluated on it."""

@@ -34,6 +34,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun if count == 1 else f'{word}es{of}{rest}' if word.endswith('s') else f'{word}s{of}{rest}'}"
 
 
+def percent(share: float, digits: int = 1) -> str:
+    """A share in percent, with that many digits after the point; 1 is 100 %."""
+    return f"{100 * share:.{digits}f} %"
+
+
 def class_title(name: str) -> str:
     """Write the name of a class as people do: with spaces, and without the three-digit numbers of CUB-200-2011.
 

@@ -20,7 +20,7 @@ from semaug.report.figures.features import ImageFeatures, choose_images, compute
 from semaug.report.figures.runs import FigureRun, open_runs
 from semaug.training.methods import METHODS
 from semaug.util.errors import ModelError, RunError, SettingError
-from semaug.util.names import shown
+from semaug.util.names import percent, shown
 
 REACH, STEP = 3.0, 0.1  # range of the slider to both sides, in standard deviations or draws, and its step
 DRAWS, PRINCIPAL = 5, 3
@@ -111,7 +111,7 @@ class Guide:
         labels = torch.tensor([label])
         covariance = self.view.source(feature, labels)
         draws = self.view.draws(feature, labels, DRAWS, torch.Generator().manual_seed(self.seed))[:, 0] - feature
-        note = "Strength 1 is one random draw of the augmentation"
+        note = "Distance 1 is one random draw of the augmentation"
         random = [Direction(f"draw {k}", note, draw) for k, draw in enumerate(draws, start=1)]
         return random + principal_directions(covariance, self.view.strength, PRINCIPAL)
 
@@ -160,7 +160,7 @@ def principal_directions(covariance: Covariance, strength: float, count: int) ->
         variances, axes = values.flip(0).clamp_min(0), vectors.T.flip(0)
     total, directions = float(covariance.diagonal().sum()), []
     for k, (variance, axis, name) in enumerate(zip(variances.tolist(), axes, names, strict=False), start=1):
-        note = f"Strength 1 is one standard deviation along {name}, which has {variance / total:.1%} of the variance"
+        note = f"Distance 1 is one standard deviation along {name}, with {percent(variance / total)} of the variance"
         directions.append(Direction(f"principal direction {k}", note, (strength * variance) ** 0.5 * axis))
     return directions
 
