@@ -125,6 +125,32 @@ def test_five_eighths_of_the_blocks_are_frozen_by_the_word_auto() -> None:
     assert Network(nn.Linear(4, 2), frozen_blocks="auto").frozen_blocks == 0
 
 
+class OutOfMemory(nn.Conv2d):
+    """A convolution that can be made to fail."""
+
+    fails = False
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.fails:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(images)
+
+
+def test_an_error_in_an_early_module_is_raised_as_it_is_and_ends_no_mode_of_the_caller() -> None:
+    model = nn.Sequential(OutOfMemory(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4, 2))
+    network, images = Network(model, frozen_blocks=1), torch.randn(2, 3, 5, 5)
+    network.prepare(images)
+    model[0].fails = True
+    with torch.device("meta"):
+        with pytest.raises(torch.OutOfMemoryError):
+            network.forward(images, record=True)
+        assert torch.empty(1).is_meta
+    model[0].fails = False
+    _, tape = network.forward(images, record=True)
+    assert tape.late is not None
+    assert [call.function for call in tape.late.calls] == [torch.conv2d]
+
+
 def test_preparing_a_network_does_not_change_the_model() -> None:
     model = TinyNet()
     before = copy.deepcopy(model.state_dict())

@@ -161,6 +161,16 @@ class View:
         self.calls: Counter[str] = Counter()  # of early modules that were replayed
 
 
+@contextmanager
+def _paused(recorder: OperatorRecorder) -> Iterator[None]:
+    """Leave the recorder's mode inside, also if that raises an error: whoever entered the mode leaves it again."""
+    recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        recorder.__enter__()  # type: ignore[no-untyped-call]
+
+
 class EarlyModule(nn.Module):
     """Stands for an early module in a view: runs it, records its output, or replays the recorded output.
 
@@ -188,14 +198,12 @@ class EarlyModule(nn.Module):
         view = self.view
         if view.mode == "replay":
             return self._replay()
-        if view.recorder is not None:  # which records the late part only
-            view.recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        with nullcontext() if view.tracks else torch.no_grad():
-            output = self.inner(*args, **kwargs)
-        if view.mode == "record":
-            self.record(output)
-        if view.recorder is not None:
-            view.recorder.__enter__()  # type: ignore[no-untyped-call]
+        # The recorder records the late part only.
+        with nullcontext() if view.recorder is None else _paused(view.recorder):
+            with nullcontext() if view.tracks else torch.no_grad():
+                output = self.inner(*args, **kwargs)
+            if view.mode == "record":
+                self.record(output)
         return output
 
     def record(self, output: Any) -> None:
