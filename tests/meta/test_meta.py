@@ -666,6 +666,28 @@ class Dense(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
+@pytest.mark.parametrize("engine", ["jvp", "double_backward"])
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+def test_a_network_of_half_precision_has_its_losses_in_fp32(order: Any, engine: Any) -> None:
+    images, labels = torch.randn(8, 3, 4, 4).bfloat16(), torch.arange(8) % 4
+    model = Dense().bfloat16()
+    losses = []
+    for own in (model, copy.deepcopy(model).float()):
+        source = semaug.CovNet(8)
+        source.load_state_dict(losses[0][1] if losses else source.state_dict())
+        learner = semaug.LearnableAugmentation(
+            own, torch.optim.SGD(own.parameters(), lr=0.01), source, order=order, engine=engine, strength=10.0
+        )
+        initial = copy.deepcopy(source.state_dict())
+        metrics = learner.step(images.to(own[1].weight.dtype), labels)
+        assert all(metrics[name].dtype == torch.float32 for name in ("train_loss", "meta_loss"))
+        losses.append((metrics, initial))
+    (half, _), (full, _) = losses
+    for name in ("train_loss", "meta_loss"):
+        torch.testing.assert_close(half[name], full[name], rtol=2e-2, atol=0)
+    assert half["meta_gradient_norm"] == pytest.approx(float(full["meta_gradient_norm"]), rel=0.2)
+
+
 @pytest.mark.parametrize("order", ["paper", "pipelined"])
 def test_autocast_around_the_step_is_as_good_as_the_option(order: Any) -> None:
     images, labels = torch.randn(8, 3, 4, 4), torch.arange(8) % 4

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semaug.isda.covariance import Covariance, Diagonal
-from semaug.isda.loss import isda_loss, isda_loss_along
+from semaug.isda.loss import isda_loss, isda_loss_along, plain_logits
 from semaug.isda.precision import full_precision, widened
 from semaug.isda.sources import Source
 
@@ -138,7 +138,7 @@ def meta_loss(
         The mean over the samples.
     """
     with full_precision(features):
-        logits = F.linear(widened(features), weight, bias)
+        logits = plain_logits(features, weight, bias)
         if image_weights is None:
             return F.cross_entropy(logits, labels)
         return (image_weights * F.cross_entropy(logits, labels, reduction="none")).mean()
