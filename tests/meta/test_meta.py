@@ -536,6 +536,9 @@ def test_bad_values_are_refused_before_any_parameter_changes() -> None:
         ({"interval": 0}, "interval must be"),
         ({"micro_batch": 0}, "micro_batch must be"),
         ({"strength": -1.0}, "maximum ≥ 0"),
+        ({"clip_norm": -1.0}, "clip_norm must be positive, not -1.0"),
+        ({"clip_norm": 0.0}, "clip_norm must be positive"),
+        ({"clip_norm": float("nan")}, "clip_norm must be positive"),
         ({"frozen_blocks": 99}, r"frozen_blocks must be in 0 … \d+"),
     ],
 )
@@ -653,10 +656,12 @@ def test_micro_batches_move_statistics_once_and_repeat_their_masks(order: str, s
 def test_a_network_with_another_number_of_frozen_blocks_is_refused() -> None:
     model = TinyNet()
     network = Network(model, frozen_blocks=1, blocks=TINY_BLOCKS)
-    with pytest.raises(ValueError, match="has frozen_blocks=1, not 2"):
-        semaug.LearnableAugmentation(
-            network, torch.optim.SGD(model.parameters(), lr=0.1), frozen_blocks=2, strength=10.0
-        )
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for other in (0, 2):
+        with pytest.raises(ValueError, match=f"has frozen_blocks=1, not {other}"):
+            semaug.LearnableAugmentation(network, sgd, frozen_blocks=other, strength=10.0)
+    without_meta_loop = semaug.LearnableAugmentation(network, sgd, semaug.Constant(), strength=10.0)
+    assert without_meta_loop.network.frozen_blocks == 1
 
 
 class Dense(nn.Sequential):

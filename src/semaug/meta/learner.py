@@ -49,8 +49,8 @@ class LearnableAugmentation:
         label_smoothing: Label smoothing of the training loss, in [0, 1].
         class_weights: Weights (C,) of the classes in the training loss and in the meta loss: the mean over a batch is
             that of weight times loss. None: all 1. Not for composite models.
-        clip_norm: Largest norm of f's gradient, in the pseudo update (over the late parameters, with a constant factor)
-            and in the real one. None: no clipping.
+        clip_norm: Largest norm of f's gradient, positive, in the pseudo update (over the late parameters, with a
+            constant factor) and in the real one. None: no clipping.
         micro_batch: At most this many images go through the network together, and gradients are summed: the same half
             batch in less memory. BatchNorm and class-wise statistics see one micro-batch after the other. None: all.
         autocast: Precision of the backbone. Default: that of the ``torch.autocast`` around :meth:`step`, if any.
@@ -117,7 +117,9 @@ class LearnableAugmentation:
         for option, value in (("interval", interval), ("micro_batch", 1 if micro_batch is None else micro_batch)):
             if value < 1:
                 raise ValueError(f"{option} must be at least 1, not {value}")
-        if frozen_blocks == "auto" and source is not None and not _learned(source):
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive, not {clip_norm}")
+        if isinstance(model, nn.Module) and frozen_blocks == "auto" and source is not None and not _learned(source):
             frozen_blocks = 0  # there is no pseudo update
         self.network = _as_network(model, frozen_blocks, sync_batch_norm)
         self.optimizer = optimizer
@@ -195,7 +197,8 @@ class LearnableAugmentation:
         """Take two half steps on a batch: each half is the meta batch of the other one.
 
         Args:
-            images: This rank's images (N, 3, H, W), N at least 2.
+            images: This rank's images (N, 3, H, W), N at least 2. The pipelined order uses images and labels once more
+                in the next step: do not overwrite them in place.
             labels: Class indices (N,), or probabilities (N, C).
 
         Returns:
@@ -304,7 +307,7 @@ def _as_network(model: nn.Module | Network, frozen_blocks: FrozenBlocks, sync_ba
         raise ValueError(f"model must be an nn.Module or a semaug.Network, not a {type(model).__name__}")
     if not isinstance(model, Network):
         return Network(model, frozen_blocks, sync_batch_norm=sync_batch_norm)
-    if frozen_blocks not in ("auto", 0, model.frozen_blocks):
+    if frozen_blocks not in ("auto", model.frozen_blocks):
         raise ValueError(f"the Network has frozen_blocks={model.frozen_blocks!r}, not {frozen_blocks!r}")
     if sync_batch_norm and not model.sync_batch_norm:
         raise ValueError("the Network normalises over each rank's own images; make it with sync_batch_norm=True")
