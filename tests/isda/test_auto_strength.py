@@ -129,6 +129,20 @@ def test_probabilities_as_labels_equal_class_indices(monkeypatch):
     assert solved(monkeypatch, features, soft, head, covariance) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_probabilities_equal_class_indices_for_every_single_image(monkeypatch, dtype):
+    """With one image in the batch, the rounding of its own class's term has either sign."""
+    for seed in range(3):
+        features, labels, head, covariance = batch(seed)
+        features, variance, *head = (tensor.to(dtype) for tensor in (features, covariance.variance, *head))
+        soft = nn.functional.one_hot(labels, CLASSES).to(dtype)
+        for i in range(COUNT):
+            row, form = slice(i, i + 1), semaug.Diagonal(variance[i : i + 1])
+            expected = solved(monkeypatch, features[row], labels[row], tuple(head), form)
+            result = solved(monkeypatch, features[row], soft[row], tuple(head), form)
+            assert result == pytest.approx(expected, rel=1e-4)  # 0 if the image is misclassified
+
+
 def test_strength_moves_a_tenth_of_the_way(monkeypatch):
     expected = solved(monkeypatch, *batch())
     monkeypatch.setattr(module, "RATE", 0.1)

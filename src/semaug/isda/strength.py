@@ -200,7 +200,9 @@ class AutoStrength(Strength):
         """
         target = target_of(labels, head[0], label_smoothing)
         logits = plain_logits(features, *head)
-        added = (covariance.quadratic(head[0], target) / 2).clamp_max(LARGEST_TERM)
+        # For a soft label that has one class, the term of that class is 0 up to rounding: not less, or the bound of λ
+        # would be that of a falling loss.
+        added = (covariance.quadratic(head[0], target) / 2).clamp(0, LARGEST_TERM)
         if target.is_floating_point():
             logits = logits - (target * (logits - target.log().clamp_min(-LARGEST_TERM))).sum(1, keepdim=True)
         else:
