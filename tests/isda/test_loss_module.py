@@ -98,6 +98,22 @@ def test_gradients_flow_to_features_and_head_but_not_through_the_statistics():
     assert (head.weight.grad != 0).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_statistics_and_strength_keep_their_precision_in_a_module_of_half_precision(dtype):
+    """bf16 cannot count further than 256."""
+    features, labels = batch(0, 300)
+    criterion, expected = (ISDALoss(CLASSES, DIM) for _ in range(2))
+    nn.ModuleDict({"criterion": criterion}).to(dtype)
+    head = linear().to(dtype)
+    for loss, precision in ((criterion, dtype), (expected, torch.float32)):
+        loss.set_progress(1.0)
+        for _ in range(3):
+            loss(features.to(dtype).to(precision), labels, head.to(precision))
+    assert criterion.covariance.count.tolist() == (3 * labels.bincount()).tolist()
+    torch.testing.assert_close(criterion.state_dict(), expected.state_dict())
+    assert criterion.double().covariance.mean.dtype == torch.float64
+
+
 def test_head_without_bias():
     criterion, head = ISDALoss(CLASSES, DIM).double().eval(), nn.Linear(DIM, CLASSES, bias=False).double()
     features, labels = batch(0)

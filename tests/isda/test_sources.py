@@ -98,6 +98,14 @@ def test_a_class_of_one_image_has_the_pooled_covariance_in_every_epoch(form):
     torch.testing.assert_close(source.covariance()[1], without.covariance()[1] * 21 / 22)
 
 
+def test_the_classes_of_one_image_move_to_another_device_with_the_statistics():
+    source = ClassCovariance(3, 2)
+    keys = list(source.state_dict())
+    source.set_class_images([4, 1, 3])
+    assert [buffer.device.type for buffer in source.to("meta").buffers()] == ["meta"] * 4
+    assert list(source.state_dict()) == keys
+
+
 @forms
 def test_every_sample_has_the_covariance_of_its_class(form):
     features, labels = labelled(0, 40, 3)

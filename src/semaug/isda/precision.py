@@ -1,10 +1,11 @@
-"""fp32 inside autocast, and the bounds that keep fp32 from overflowing."""
+"""fp32 inside autocast and in converted modules, and the bounds that keep fp32 from overflowing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 LARGEST_STRENGTH = 1e12
 """The largest λ allowed; the paper's is 10."""
@@ -35,6 +36,21 @@ def widened(tensor: Tensor) -> Tensor:
         The tensor in fp32 if it is fp16 or bf16, otherwise the tensor itself (fp64 stays fp64).
     """
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+class WideBuffers(nn.Module):
+    """A module whose buffers keep their precision when it, or a module around it, is converted to half precision.
+
+    Running statistics need at least fp32: a count in bf16 stays at 256, because 257 is rounded to it.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def widely(tensor: Tensor) -> Tensor:
+            converted = fn(tensor)
+            return converted if widened(converted) is converted else tensor.to(converted.device)
+
+        super()._apply(widely, recurse)  # type: ignore[no-untyped-call]
+        return self
 
 
 def check_size(value: float) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from semaug.isda.covariance import Covariance, Diagonal, Full
-from semaug.isda.precision import full_precision, widened
+from semaug.isda.precision import WideBuffers, full_precision, widened
 from semaug.util import distributed
 
 Sharing = Literal["classwise", "pooled", "shrunk", "neighbours"]
@@ -90,7 +90,7 @@ class Constant(Source):
         return f"value={self.value}"
 
 
-class ClassCovariance(Source):
+class ClassCovariance(Source, WideBuffers):
     """ISDA's source: Σ_i is the covariance of all features seen so far of class y_i, or shared with other classes.
 
     Statistics are updated online, and are those of all samples together, whatever the batches were. When
@@ -126,6 +126,7 @@ class ClassCovariance(Source):
     count: Tensor
     mean: Tensor
     deviation: Tensor
+    _single: Tensor | None  # which classes have a single training image; None if no class has
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class ClassCovariance(Source):
         self.register_buffer("count", torch.zeros(num_classes))
         self.register_buffer("mean", torch.zeros(num_classes, feature_dim))
         self.register_buffer("deviation", torch.zeros(shape))
-        self._single: Tensor | None = None
+        self.register_buffer("_single", None, persistent=False)
 
     def set_class_images(self, images: Sequence[int]) -> None:
         """Say how many training images each class has, so that one of a single image counts as seen once.

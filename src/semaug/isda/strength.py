@@ -9,11 +9,11 @@ import math
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from semaug.isda.covariance import Covariance
 from semaug.isda.loss import plain_logits, target_of
-from semaug.isda.precision import LARGEST_STRENGTH, LARGEST_TERM, check_size
+from semaug.isda.precision import LARGEST_STRENGTH, LARGEST_TERM, WideBuffers, check_size
 from semaug.util import distributed
 
 StrengthOption = Literal["auto"] | float
@@ -52,7 +52,7 @@ def strength(step: float, total: float, maximum: float = 10.0, power: float = 1.
     return float((step / total) ** power * maximum)
 
 
-class Strength(nn.Module):
+class Strength(WideBuffers):
     """λ as it changes during training: a number on the training device, which the host need not know.
 
     Attributes:
