@@ -10,6 +10,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import semaug
 from semaug.meta.graphs import _Carried, _structure
 from semaug.meta.optimizers import capture_obstacle, load_optimizer_state, make_optimizer, set_learning_rate
+from semaug.meta.state import update_from_state, update_to_state
 from semaug.meta.updates import Update, map_update
 from tiny import TinyNet, batches
 
@@ -55,11 +56,20 @@ def test_a_carried_update_takes_over_the_values_of_another_in_memory_of_its_own(
 def test_of_outputs_that_the_late_part_does_not_use_only_the_shape_is_carried() -> None:
     (update,) = updates(1)
     assert any(not any(tensor.stride()) and tensor.ndim for tensor in tensors(update))
-    ours, theirs = (
-        sum(storage.nbytes() for storage in {t.data_ptr(): t.untyped_storage() for t in tensors(one)}.values())
-        for one in (_Carried(update).update, update)
-    )
-    assert ours <= theirs  # a whole batch where the update has a half of it
+    assert memory(_Carried(update).update) <= memory(update)  # a whole batch where the update has a half of it
+
+
+def test_of_outputs_that_the_late_part_does_not_use_only_the_shape_is_restored() -> None:
+    (update,) = updates(1)
+    restored = update_from_state(update_to_state(update), torch.device("cpu"))
+    assert restored is not None
+    assert [tensor.shape for tensor in tensors(restored)] == [tensor.shape for tensor in tensors(update)]
+    assert memory(restored) <= memory(update)
+
+
+def memory(update: Update) -> int:
+    """Bytes of all tensors."""
+    return sum(storage.nbytes() for storage in {t.data_ptr(): t.untyped_storage() for t in tensors(update)}.values())
 
 
 def test_updates_are_of_one_kind_if_their_batches_have_the_same_shape() -> None:

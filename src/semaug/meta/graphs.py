@@ -25,7 +25,7 @@ from torch import Tensor
 from semaug.meta.algorithm import Algorithm1
 from semaug.meta.diagnostics import Metrics
 from semaug.meta.optimizers import capture_obstacle
-from semaug.meta.updates import Update, map_update
+from semaug.meta.updates import Update, is_shape, map_update
 from semaug.network.randomness import GraphRandomness, RandomState, Rehearsal
 from semaug.util import distributed
 
@@ -277,7 +277,7 @@ class _Carried:
         def copy(tensor: Tensor) -> Tensor:
             key = tensor.data_ptr(), _layout(tensor)
             if key not in copies:
-                copies[key] = tensor.new_zeros(()).expand(tensor.shape) if _is_shape(tensor) else _empty_like(tensor)
+                copies[key] = tensor.new_zeros(()).expand(tensor.shape) if is_shape(tensor) else _empty_like(tensor)
             return copies[key]
 
         self.update = map_update(update, copy, _same)
@@ -286,7 +286,7 @@ class _Carried:
         """Take over the values of another update of the same kind."""
         pairs: dict[torch.dtype, dict[int, tuple[Tensor, Tensor]]] = {}
         for target, source in zip(_tensors(self.update), _tensors(update), strict=True):
-            if target is not source and not _is_shape(target):
+            if target is not source and not is_shape(target):
                 pairs.setdefault(target.dtype, {})[id(target)] = target, source
         for of_type in pairs.values():
             targets, sources = zip(*of_type.values(), strict=True)
@@ -305,11 +305,6 @@ def _same(value: Any) -> Any:
 def _token(state: RandomState) -> RandomState:
     """A random state that is known by its identity alone."""
     return state[0], state[1]
-
-
-def _is_shape(tensor: Tensor) -> bool:
-    """Whether only the shape of a tensor matters: the output of an early module that the late part does not use."""
-    return tensor.ndim > 0 and not any(tensor.stride())
 
 
 def _empty_like(tensor: Tensor) -> Tensor:

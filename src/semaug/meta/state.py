@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from semaug.meta.updates import MicroBatch, Update
+from semaug.meta.updates import MicroBatch, Update, is_shape
 from semaug.network.network import Tape
 from semaug.util import distributed
 
@@ -31,14 +31,17 @@ def update_from_state(state: State | None, device: torch.device) -> Update | Non
     """Restore an update."""
     if state is None:
         return None
-    values = pytree.tree_map_only(Tensor, lambda tensor: _copied(tensor, device), state)
+    # Random-number states, which are bytes, stay where they are.
+    values = pytree.tree_map_only(Tensor, lambda t: t if t.dtype == torch.uint8 else _copied(t, device), state)
     parts = [MicroBatch(**{**part, "tape": Tape(**part["tape"])}) for part in values.pop("parts")]
     return Update(parts, **values)
 
 
-def _copied(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on a device. Random-number states, which are bytes, stay where they are."""
-    return tensor if tensor.dtype == torch.uint8 else tensor.detach().to(device, copy=True)
+def _copied(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A copy on a device; of a tensor of which only the shape matters, without memory for that shape."""
+    if is_shape(tensor):
+        return tensor.new_zeros((), device=device).expand(tensor.shape)
+    return tensor.detach().to(device, copy=True)
 
 
 def gather_learner_state(state: Mapping[str, Any]) -> State:
@@ -70,7 +73,7 @@ def take_rank_state(state: Mapping[str, Any], micro_batch: int | None) -> State:
 
 
 def _on_cpu(part: State) -> State:
-    moved: State = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), part)
+    moved: State = pytree.tree_map_only(Tensor, lambda tensor: _copied(tensor, "cpu"), part)
     return moved
 
 
@@ -106,7 +109,7 @@ def _cat(tensors: list[Any], counts: Sequence[int]) -> Any:
     """Tensors with a row for each image put together; of other values the first."""
     if not all(_has_rows(tensor, count) for tensor, count in zip(tensors, counts, strict=True)):
         return tensors[0]
-    if all(not any(tensor.stride()) for tensor in tensors):  # only its shape is stored
+    if all(map(is_shape, tensors)):
         return tensors[0].flatten()[:1].expand(sum(counts), *tensors[0].shape[1:])
     return torch.cat(tensors)
 

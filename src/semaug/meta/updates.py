@@ -79,6 +79,11 @@ class MetaLoss:
     rank_weight: float | None = None
 
 
+def is_shape(tensor: Tensor) -> bool:
+    """Whether only the shape of a tensor matters: the output of an early module that the late part does not use."""
+    return tensor.ndim > 0 and not any(tensor.stride())
+
+
 def map_update(
     update: Update, on_tensor: Callable[[Tensor], Tensor], on_state: Callable[[RandomState], RandomState]
 ) -> Update:
