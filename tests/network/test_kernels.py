@@ -44,6 +44,28 @@ BATCH_NORMS = [
 
 
 @needs_triton
+def test_a_grid_that_cuda_does_not_launch_is_left_to_torch(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An activation of 2³⁰ numbers would need more blocks; here the limit is lower."""
+    x = numbers(600, 128, dtype=torch.float32).to(device)
+    heads = numbers(3, 2, 5, 16, dtype=torch.float32).half().to(device)
+    missing = (None, None)
+
+    def applies() -> list[bool]:
+        normalised = kernels.batch_norm((x, x), missing, missing, missing, 1e-5, None, True)
+        return [
+            normalised is not None,
+            kernels.attention((heads, heads), (heads, heads), (heads, heads), 1.0) is not None,
+        ]
+
+    monkeypatch.setattr(kernels, "MOST_BLOCKS", 6)
+    assert applies() == [True, True]
+    monkeypatch.setattr(kernels, "MOST_BLOCKS", 4)
+    assert applies() == [False, False]
+
+
+@needs_triton
 @pytest.mark.parametrize(("shape", "dtype", "activation"), BATCH_NORMS)
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_kernel(

@@ -1,7 +1,8 @@
 """Fused kernels for the tangent pass on a GPU: each reads primal and tangent once and writes the results.
 
 A function returns output and tangent, or None (False) where its kernel does not apply: on a CPU, in fp64, in another
-memory layout, without Triton. :mod:`semaug.network.tangents` then computes the same in torch. Arithmetic is in fp32.
+memory layout, for more blocks than CUDA launches, without Triton. :mod:`semaug.network.tangents` then computes the same
+in torch. Arithmetic is in fp32.
 """
 
 import torch
@@ -19,6 +20,9 @@ Dual = tuple[Tensor, Tensor]
 
 Pair = tuple[Tensor | None, Tensor | None]
 """Two optional tensors: a parameter and its tangent, or running mean and variance."""
+
+MOST_BLOCKS = 65535
+"""The limit that CUDA sets to the second dimension of a grid."""
 
 INTERPRETED = False
 """Whether kernels run on CPU tensors too, in Triton's interpreter: for tests."""
@@ -83,6 +87,8 @@ def batch_norm(
     block = min(128, triton.next_power_of_2(channels))
     height = 4096 // block
     columns = _blocks(channels, block)
+    if _blocks(rows, 4 * height) > MOST_BLOCKS:
+        return None
     coefficients = torch.empty(6, channels, dtype=torch.float32, device=x.device)
     pointers, flags = _optional(weight, bias, coefficients)
     mean, variance = statistics
@@ -161,7 +167,7 @@ def attention(query: Dual, key: Dual, value: Dual, scale: float) -> Dual | None:
     q, k, v = query[0], key[0], value[0]
     half = q.dtype in (torch.float16, torch.bfloat16)
     same = q.ndim == 4 and q.shape[:2] == k.shape[:2] and k.shape == v.shape and q.shape[-1] == v.shape[-1] <= 128
-    if not (half and same and _usable(q, k, v)):
+    if not (half and same and _usable(q, k, v)) or q.shape[0] * q.shape[1] > MOST_BLOCKS:
         return None
     (q, dq), (k, dk), (v, dv) = (_same_layout(*pair) for pair in (query, key, value))
     batch, heads, length, size = q.shape
