@@ -66,6 +66,7 @@ def test_the_learning_rate_warms_up_and_decays_to_zero() -> None:
     assert cosine_schedule(100, 100, 5) == pytest.approx(0)
     assert cosine_schedule(0.1, 1, 5) == 1, "the warm-up takes at most a tenth"
     assert cosine_schedule(0, 10, 0) == 1
+    assert cosine_schedule(0, 10, 1e-4) == cosine_schedule(0.0999, 1, 5) == 1, "the rate never exceeds the given one"
 
 
 def test_settings_survive_json_and_say_which_of_them_identify_a_run() -> None:

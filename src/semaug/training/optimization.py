@@ -96,7 +96,7 @@ def cosine_schedule(epoch: float, epochs: int, warmup_epochs: float, lr_decay: s
     """
     warmup = min(warmup_epochs, epochs / 10)
     if epoch < warmup:
-        return (epoch + 1e-3) / warmup
+        return min(1.0, (epoch + 1e-3) / warmup)
     if lr_decay == "epoch":
         epoch = max(math.floor(epoch), warmup)
     return 0.5 * (1 + math.cos(math.pi * (epoch - warmup) / (epochs - warmup)))
