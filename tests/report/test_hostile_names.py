@@ -134,10 +134,9 @@ def test_the_page_of_a_reproduction(drawn: list[figures.Figure], tmp_path: Path)
         for figure in drawn
     ]
     preset = all_experiments()["figure-tsne"]
-    section = Section(
-        preset, collect(preset, setup, {}), [CLASSES[0]], {"pictures": pictures, "lines": [CLASSES[1]]}, CLASSES[2]
-    )
-    stays_text(reproduction.render([section], setup, [CLASSES[4]]), tmp_path, expected=5)
+    extra = {"pictures": pictures, "lines": [CLASSES[1]]}
+    section = Section(setup, preset, collect(preset, setup, {}), [CLASSES[0]], extra, CLASSES[2])
+    stays_text(reproduction.render([section], [CLASSES[4]]), tmp_path, expected=5)
 
 
 def test_the_table_of_metrics_holds_numbers_alone(runs: dict[str, Path]) -> None:

@@ -14,13 +14,13 @@ from semaug.cli.main import main
 from semaug.inference.manifest import sign
 from semaug.inference.runs import read_metrics
 from semaug.report.figures import FIGURES, FigureKind
-from semaug.studies import drawing, presets, theorem
+from semaug.studies import presets, theorem
 from semaug.studies.bench import VARIANTS, BenchConfig, Timing
 from semaug.studies.cells import Cell
-from semaug.studies.extras import known_extra, measure_extra
+from semaug.studies.page import line_charts
 from semaug.studies.presets import all_experiments
 from semaug.studies.reproduce import Choice, reproduce
-from semaug.studies.results import Section, SeedRun, collect
+from semaug.studies.results import Section, SeedRun, collect, known_extra, measure_extra
 from semaug.studies.scales import WORLDS, Setup, World, train_config
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -301,8 +301,8 @@ def test_times_per_step_are_measured_for_each_number_of_frozen_blocks(
         "paper, double backward 4000.0 ms (× 4.00)"
     )
     assert extra["lines"][2].endswith("paper, double backward out of memory")
-    section = Section(preset, collect(preset, setup, {}), extra=extra)
-    assert len(drawing.line_charts(section, setup)) == 1
+    section = Section(setup, preset, collect(preset, setup, {}), extra=extra)
+    assert len(line_charts(section)) == 1
 
 
 def test_the_theorem_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,10 +73,7 @@ class Reproduce(Command):
         result = reproduce(self.names, setup, choice, self.jobs, self._command)
         console = Console(highlight=False)
         shown = [
-            part
-            for section in result.sections
-            if section.experiment in result.chosen
-            for part in section.terminal(setup)
+            part for section in result.sections if section.experiment in result.chosen for part in section.terminal()
         ]
         for part in [*shown, *result.heading, f"{self.output}: report.html, results.json, results.md"]:
             text = with_flags(part, self) if isinstance(part, str) else part

@@ -8,8 +8,8 @@
 | `reproduce`                       | run what is missing of the paper's experiments, and report all results     |
 | `cells`, `presets`                | what an experiment is; one module for each, and their discovery            |
 | `scales`                          | how a cell becomes a training run, at the paper's scale and at a small one |
-| `results`, `extras`               | what runs have measured; what is measured besides                          |
-| `page`, `drawing`                 | the report and its charts                                                  |
+| `results`                         | what runs have scored, and what is measured besides                        |
+| `page`                            | the report and its charts                                                  |
 | `bench`                           | the cost of a training step                                                |
 | `theorem`                         | Theorem 1 in numbers                                                       |
 | `demo`                            | methods on the embedded birds                                              |

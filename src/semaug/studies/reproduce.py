@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from semaug.studies.cells import DATASETS, Cell, Experiment
-from semaug.studies.extras import known_extra, measure_extra
 from semaug.studies.page import render
 from semaug.studies.presets import all_experiments, experiments
-from semaug.studies.results import Section, collect, finished_runs
+from semaug.studies.results import Section, collect, finished_runs, known_extra, measure_extra
 from semaug.studies.scales import NETWORKS, Setup, draw_world, missing_data, train_config
 from semaug.studies.workers import default_jobs, reason_of, train_all
 from semaug.training.methods import METHODS
@@ -102,15 +101,43 @@ class Reproduction:
             )
         return lines
 
+    def markdown(self) -> str:
+        """The whole result in Markdown."""
+        lines = ["# Tables and figures of the paper", "", *self.heading, ""]
+        for section in self.sections:
+            preset = section.experiment
+            lines += [f"## {preset.name}: {preset.title}", "", f"The paper: {preset.shows}", ""]
+            if section.rows and preset.kind != "pictures":
+                lines += [*section.table().markdown(), ""]
+            lines += [preset.caption, "", *(f"- {line}" for line in [*section.extra.get("lines", []), *section.notes])]
+            lines += ["", f"    {section.command}", ""]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole result in plain types."""
+        setup = self.setup
+        return {
+            "scale": setup.scale,
+            "epochs": setup.epochs,
+            "select": setup.select,
+            "best_of_test": setup.best_of_test,
+            "paper": "The accuracies marked as the paper's are from Pu et al., IEEE TIP 2024. At small scale the data "
+            "and the networks differ from the paper's, and its accuracies are no target.",
+            "experiments": {
+                section.experiment.name: {
+                    "title": section.experiment.title,
+                    "command": section.command,
+                    "cells": [row.to_json() for row in section.rows],
+                    "notes": section.notes,
+                    "extra": section.extra,
+                }
+                for section in self.sections
+            },
+        }
+
 
 def make_plan(chosen: Sequence[Experiment], setup: Setup, choice: Choice) -> RunPlan:
-    """Find the runs that are missing; a run that several experiments share occurs once.
-
-    Args:
-        chosen: The experiments.
-        setup: The scale and folders.
-        choice: Which of their cells to run.
-    """
+    """Find the runs that are missing; a run that several experiments share occurs once."""
     plan = RunPlan()
     for preset in chosen:
         for cell in preset.at(setup.scale):
@@ -166,10 +193,15 @@ def reproduce(
     with locked(setup.output):
         results, *pages = (setup.output / name for name in ("results.json", "results.md", "report.html"))
         refuse_foreign(results, b'{\n  "scale": "full"', b'{\n  "scale": "small"', beside=pages)
-        return _reproduce(chosen, setup, choice, jobs, command)
+        result = _run_and_collect(chosen, setup, choice, jobs, command)
+        contents = result.markdown(), render(result.sections, result.heading)
+        write_json(results, result.to_json())
+        for page, content in zip(pages, contents, strict=True):
+            write_atomically(page, content.encode())
+    return result
 
 
-def _reproduce(
+def _run_and_collect(
     chosen: list[Experiment],
     setup: Setup,
     choice: Choice,
@@ -196,11 +228,7 @@ def _reproduce(
         section = _section(preset, preset in chosen, setup, plan, failures, not_measured, command(preset.name, seeds))
         if preset in chosen or any(row.runs for row in section.rows):
             sections.append(section)
-    result = Reproduction(setup, sections, chosen, len(failures) + len(not_measured))
-    write_json(setup.output / "results.json", _to_json(sections, setup))
-    write_atomically(setup.output / "results.md", _markdown(sections, setup, result.heading).encode())
-    write_atomically(setup.output / "report.html", render(sections, setup, result.heading).encode())
-    return result
+    return Reproduction(setup, sections, chosen, len(failures) + len(not_measured))
 
 
 def _measure_extras(chosen: Sequence[Experiment], setup: Setup, choice: Choice, progress: Progress) -> dict[str, str]:
@@ -259,37 +287,4 @@ def _section(
         hardware = _missing_hardware(preset, setup)
         why = [hardware] if hardware else [row.reason for row in rows if not row.runs and row.reason]
         notes.append(f"Not run{': ' + '; '.join(dict.fromkeys(why)) if why else ''}.")
-    return Section(preset, rows, notes, extra, command)
-
-
-def _markdown(sections: Sequence[Section], setup: Setup, heading: Sequence[str]) -> str:
-    lines = ["# Tables and figures of the paper", "", *heading, ""]
-    for section in sections:
-        preset = section.experiment
-        lines += [f"## {preset.name}: {preset.title}", "", f"The paper: {preset.shows}", ""]
-        if section.rows and preset.kind != "pictures":
-            lines += [*section.table(setup).markdown(), ""]
-        lines += [preset.caption, "", *(f"- {line}" for line in [*section.extra.get("lines", []), *section.notes])]
-        lines += ["", f"    {section.command}", ""]
-    return "\n".join(lines)
-
-
-def _to_json(sections: Sequence[Section], setup: Setup) -> dict[str, Any]:
-    return {
-        "scale": setup.scale,
-        "epochs": setup.epochs,
-        "select": setup.select,
-        "best_of_test": setup.best_of_test,
-        "paper": "The accuracies marked as the paper's are from Pu et al., IEEE TIP 2024. At small scale the data and "
-        "the networks differ from the paper's, and its accuracies are no target.",
-        "experiments": {
-            section.experiment.name: {
-                "title": section.experiment.title,
-                "command": section.command,
-                "cells": [row.to_json() for row in section.rows],
-                "notes": section.notes,
-                "extra": section.extra,
-            }
-            for section in sections
-        },
-    }
+    return Section(setup, preset, rows, notes, extra, command)

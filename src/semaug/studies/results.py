@@ -1,15 +1,20 @@
-"""Results of experiments, read from the run directories: as JSON, Markdown and tables.
+"""Results of experiments: what their runs have scored, and what is measured besides (times, sizes, pictures).
 
-A number appears only if a finished run gives it. Everything else is "not run", with the reason if it is known.
+A number appears only if a finished run gives it. Everything else is "not run", with the reason if it is known. What is
+measured besides is cached in `OUTPUT/extras`, under a digest of the runs that it depends on.
 """
 
+import base64
+import hashlib
+import json
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
 
 from semaug.inference.manifest import is_complete
@@ -19,6 +24,9 @@ from semaug.studies.paired import mean_and_deviation
 from semaug.studies.scales import Setup, data_note, missing_data, stand_in, train_config
 from semaug.studies.tables import TextTable, signed, with_error
 from semaug.training.settings import required
+from semaug.util.errors import RunError
+from semaug.util.files import write_json
+from semaug.util.untrusted import read_json
 
 NOT_RUN = "not run"
 
@@ -90,22 +98,18 @@ class Row:
 class Section:
     """The part of the result that belongs to one experiment."""
 
+    setup: Setup
     experiment: Experiment
     rows: list[Row]
     notes: list[str] = field(default_factory=list)  # stand-ins, failures
     extra: Extra = field(default_factory=dict)
     command: str = ""  # that repeats it
 
-    def table(self, setup: Setup, short: bool = False) -> TextTable:
-        """The table of the section.
-
-        Args:
-            setup: The scale and folders.
-            short: Mark stand-ins with a star instead of naming them.
-        """
-        full = setup.scale == "full"
+    def table(self, short: bool = False) -> TextTable:
+        """The table of the section; a short one marks stand-ins with a star instead of naming them."""
+        full, best_of_test = self.setup.scale == "full", self.setup.best_of_test
         names = ["data set", "network", "method", "paper", "ours", "seeds", "paper − basic", "ours − basic"]
-        names += ["best of test"] * setup.best_of_test
+        names += ["best of test"] * best_of_test
         more: dict[str, dict[str, str]] = self.extra.get("columns", {})  # texts by setting and heading
         headings = list(next(iter(more.values()), ()))
         names += ["ours − paper"] * full + [*headings, "note"]
@@ -124,7 +128,7 @@ class Section:
                     " ".join(str(run.seed) for run in row.runs),
                     signed(row.paper_gain),
                     signed(row.gain),
-                    *(["" if row.best_of_test is None else f"{row.best_of_test:.1f}"] * setup.best_of_test),
+                    *(["" if row.best_of_test is None else f"{row.best_of_test:.1f}"] * best_of_test),
                     *([signed(row.difference)] if full else []),
                     *(more.get(cell.setting, {}).get(heading, "") for heading in headings),
                     validated if row.runs else row.reason,
@@ -133,7 +137,7 @@ class Section:
         words = ("data set", "network", "method", "note")
         return TextTable(names, rows, words, fold=("data set", "network"), always=("method", "ours"))
 
-    def terminal(self, setup: Setup) -> list[Table | str]:
+    def terminal(self) -> list[Table | str]:
         """The table for the terminal, and the lines below it, which count the reasons of cells that were not run."""
         heading = f"{self.experiment.name}: {self.experiment.title}"
         reasons = Counter(row.reason for row in self.rows if not row.runs and row.reason)
@@ -141,8 +145,8 @@ class Section:
         shown: list[Table | str] = [heading]
         if self.rows:
             wrap = ("data set", "network", "method")
-            shown = [self.table(setup, short=True).terminal(heading, wrap, hide=("note",), dim=NOT_RUN)]
-        if self.rows and setup.scale == "small":
+            shown = [self.table(short=True).terminal(heading, wrap, hide=("note",), dim=NOT_RUN)]
+        if self.rows and self.setup.scale == "small":
             names = {DATASETS[row.cell.dataset]: row.data for row in self.rows}
             names |= {row.cell.network: row.network for row in self.rows}
             lines.insert(0, "* stand-ins: " + "; ".join(f"{name}: {other}" for name, other in names.items()))
@@ -169,22 +173,18 @@ def finished_runs(cell: Cell, setup: Setup) -> tuple[SeedRun, ...]:
 
 
 def collect(experiment: Experiment, setup: Setup, reasons: Mapping[Cell, str]) -> list[Row]:
-    """Make the rows of an experiment, one for each cell.
-
-    Args:
-        experiment: The experiment.
-        setup: The scale and folders.
-        reasons: Why cells were not run.
-    """
+    """Make the rows of an experiment, one for each cell; `reasons` say why cells were not run."""
     cells, full = experiment.at(setup.scale), setup.scale == "full"
     runs = {cell: finished_runs(cell, setup) for cell in cells}
     rows = []
     for cell in cells:
-        base = _baseline(cell, cells)
+        place = cell.dataset, cell.network
+        base = next((c for c in cells if c.method == "basic" and (c.dataset, c.network) == place), None)
+        base = None if base is cell else base
         top1 = {run.seed: run.top1 for run in runs[cell]}
         gains = [top1[run.seed] - run.top1 for run in (runs[base] if base else ()) if run.seed in top1]
         paper, base_paper = cell.paper, base.paper if base else None
-        as_published = paper is not None and full and setup.epochs is None
+        as_published = full and setup.epochs is None
         rows.append(
             Row(
                 cell,
@@ -200,9 +200,57 @@ def collect(experiment: Experiment, setup: Setup, reasons: Mapping[Cell, str]) -
     return rows
 
 
-def _baseline(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
-    """The cell of plain training on the same data with the same network, unless it is `cell` itself."""
-    for other in cells:
-        if other.method == "basic" and (other.dataset, other.network) == (cell.dataset, cell.network):
-            return other if other is not cell else None
-    return None
+def known_extra(experiment: Experiment, setup: Setup) -> Extra:
+    """Read what an earlier call measured at the scale of `setup`; empty if there is nothing."""
+    file = _extra_file(experiment, setup)
+    return dict(read_json(file)) if experiment.has_extra and file.is_file() else {}
+
+
+def measure_extra(experiment: Experiment, setup: Setup) -> None:
+    """Measure at the scale of `setup`, and store the result for :func:`known_extra`; pictures need finished runs."""
+    before = torch.get_num_threads()
+    if setup.scale == "small" or not experiment.cells:
+        torch.set_num_threads(1)  # small tensors are not faster on several threads, and much slower on busy cores
+    try:
+        extra = experiment.measure(experiment, setup) if experiment.measure else _pictures(experiment, setup)
+    finally:
+        torch.set_num_threads(before)
+    write_json(_extra_file(experiment, setup), extra)
+
+
+def _extra_file(experiment: Experiment, setup: Setup) -> Path:
+    parts: list[Any] = [experiment.name, setup.scale]
+    if experiment.picture is not None:
+        runs = [run for cell in experiment.at(setup.scale) for run in finished_runs(cell, setup)]
+        parts += [[run.run.name, run.top1] for run in runs]
+        parts.append(experiment.picture_options.get(setup.scale))
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+    return setup.output / "extras" / f"{setup.scale}-{experiment.name}-{digest}.json"
+
+
+def _pictures(experiment: Experiment, setup: Setup) -> Extra:
+    """Draw one picture for each data set whose runs are finished."""
+    from semaug.report.figures import FIGURES
+
+    kind, pictures, missing = FIGURES[required(experiment.picture)], [], []
+    options = experiment.picture_options.get(setup.scale, {})
+    for dataset in dict.fromkeys(cell.dataset for cell in experiment.cells):
+        cells = [cell for cell in experiment.at(setup.scale) if cell.dataset == dataset]
+        runs = {cell.method: finished[0].run for cell in cells if (finished := finished_runs(cell, setup))}
+        if len(runs) < len(cells):
+            missing.append(DATASETS[dataset])
+            continue
+        figure = kind.draw(runs, **options)
+        pictures.append(
+            {
+                "title": f"{DATASETS[dataset]}: {figure.title}" if len(experiment.cells) > 3 else figure.title,
+                "caption": figure.caption,
+                "html": figure.html,
+                "png": "data:image/png;base64," + base64.b64encode(figure.png).decode() if figure.png else "",
+                "numbers": json.loads(json.dumps(figure.numbers, default=str)),
+            }
+        )
+    if not pictures:
+        raise RunError("its runs have not finished")
+    lines = [f"No picture of {', '.join(missing)}: the runs are missing."] if missing else []
+    return {"pictures": pictures, "lines": lines}
