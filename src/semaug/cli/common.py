@@ -45,12 +45,7 @@ def show(result: object) -> None:
 def with_flags(text: str, command: object) -> str:
     """Write the settings that a message names as flags of the command: `` `batch_size` `` becomes ``--batch-size``.
 
-    Args:
-        text: A message in which settings are Python names in backticks.
-        command: The command that is running.
-
-    Returns:
-        The message with flags instead of the names of the command's options; other text in backticks is unchanged.
+    Other text in backticks is unchanged.
     """
     options = {name for name, _, _, positional in _options(command) if not positional}
     pattern = r"(?<!`)`([a-z][a-z0-9_]*)`(?!`)"
@@ -58,12 +53,7 @@ def with_flags(text: str, command: object) -> str:
 
 
 def command_line(name: str, options: object) -> str:
-    """Write the shell command that gives the same options.
-
-    Args:
-        name: Name of the command.
-        options: The command with its options; those with their default value are left out.
-    """
+    """Write the shell command that gives the same options; those with their default value are left out."""
     words, flags = ["semaug", name], []
     for option, value, default, positional in _options(options):
         texts = list(map(str, value)) if isinstance(value, tuple) else [str(value)]

@@ -95,11 +95,7 @@ class Compare(Command):
             raise TrainingError(f"{len(comparison.failed)} of the runs failed, see above; their logs are in {logs}")
 
     def config(self) -> CompareConfig:
-        """Convert the options to settings of the library.
-
-        Raises:
-            SettingError: A method's own options, or values for networks, cannot be read.
-        """
+        """Convert the options to settings of the library."""
         weights = _by_network("weights", self.weights, lambda text: Path(text).expanduser())
         frozen = _by_network("frozen_blocks", self.frozen_blocks, _frozen_blocks)
         augmentation = replace(_as(Augmentation, self.training.augmentation), frozen_blocks=frozen.pop("", "auto"))

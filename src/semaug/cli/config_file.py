@@ -35,18 +35,10 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
 
 
 def read_flags(path: Path) -> list[str]:
-    """Read the settings in a file as flags of `semaug train`.
+    """Read the settings in a YAML or JSON file as flags of `semaug train`.
 
-    Args:
-        path: A YAML or JSON file of settings by name. The config.json of a run also has facts about that run, which
-            are left out, as is its output directory. Its relative paths begin where that run was started.
-
-    Returns:
-        The flags.
-
-    Raises:
-        FileError: The file is missing or cannot be read.
-        SettingError: It does not hold settings, or one that is unknown.
+    The config.json of a run also has facts about that run, which are left out, as is its output directory. Its relative
+    paths begin where that run was started.
     """
     try:
         content = yaml.load(read_bytes(path, MAX_BYTES), _Loader)  # JSON is YAML too

@@ -38,10 +38,7 @@ DESCRIPTION = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: The words after `semaug`; None for those of this process.
+    """Run the command line on the words after `semaug`; None for those of this process.
 
     Returns:
         The exit code: 0; 1 if the reader of the output closed it; 2 after an error of the user or the system; 128 + the
@@ -160,14 +157,7 @@ def _printable_errors() -> Iterator[None]:
 
 
 def general(*arguments: str) -> Any:
-    """Let tyro answer for all commands together.
-
-    Args:
-        arguments: What it is asked: the help, or a script for a shell.
-
-    Raises:
-        SystemExit: After the answer was printed.
-    """
+    """Let tyro answer for all commands together, with the help or a script for a shell; it ends by SystemExit."""
     commands = {name: find_command(name) for name in COMMANDS}
     lines = {name: str(inspect.getdoc(kind)).split("\n\n")[0] for name, kind in commands.items()}
     union: Any = Union[  # noqa: UP007

@@ -29,15 +29,9 @@ _MOST_CHOICES = 60  # characters of choices beside an option; more are listed in
 
 
 def parse(command: Any, prog: str, arguments: Sequence[str]) -> Any:
-    """Read the options of a command.
+    """Read the options of a command, a dataclass: its fields are the options, the texts under them their help.
 
-    Args:
-        command: A dataclass. Its fields are the options, the texts under them their help.
-        prog: What the help calls the command.
-        arguments: The words after the command.
-
-    Raises:
-        SystemExit: After the help was printed, or a message about a wrong option.
+    tyro ends by SystemExit after the help, or after a message about a wrong option.
     """
     return ungrouped(tyro.cli(grouped(command), prog=prog, args=arguments, config=CONFIG))
 

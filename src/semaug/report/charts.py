@@ -91,15 +91,8 @@ def swatch(slot: int, line: bool = True) -> "Figure":
 def lines(charts: Sequence[LineChart], *, titles: bool = True, legend: bool = True) -> "Figure":
     """Draw curves in panels, with bands or error bars where they have a spread.
 
-    Up to four curves with short names are labelled at their ends; others have a legend.
-
-    Args:
-        charts: The panels.
-        titles: Whether panels show their titles and captions.
-        legend: Whether to draw a legend if curves are not labelled.
-
-    Returns:
-        The figure.
+    Up to four curves with short names are labelled at their ends; others have a legend if `legend` asks for it.
+    `titles` says whether panels show their titles and captions.
     """
     from matplotlib.lines import Line2D
 
@@ -188,11 +181,8 @@ def _shortened(name: str, length: int) -> str:
 def reliability(bins: Sequence[tuple[int, float, float]]) -> "Figure":
     """Draw a reliability diagram: the accuracy of the answers in each bin of confidence.
 
-    Args:
-        bins: Number of answers, their mean confidence and their accuracy.
-
-    Returns:
-        The figure. The area of a dot is in proportion to the number of answers; calibrated ones are on the diagonal.
+    Each bin is a number of answers, their mean confidence and their accuracy. The area of a dot is in proportion to the
+    number of answers; calibrated ones are on the diagonal.
     """
     from matplotlib.ticker import FuncFormatter
 

@@ -97,14 +97,8 @@ def method_cells(
 ) -> tuple[Cell, ...]:
     """Make the cells of several methods for each data set or network.
 
-    Args:
-        vary: The field of :class:`Cell` that the keys of `results` belong to.
-        results: The paper's accuracies, in the order of `methods`.
-        methods: Names of the methods.
-        common: Further fields of all cells.
-
-    Returns:
-        The cells, row by row.
+    `results` has the paper's accuracies, in the order of `methods`, by the value of the field `vary` of :class:`Cell`;
+    `common` are further fields of all cells.
     """
     return tuple(
         Cell(method, paper=paper, **{**common, vary: value})

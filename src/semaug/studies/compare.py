@@ -284,12 +284,7 @@ def _read_run(config: TrainConfig) -> FinishedRun | None:
 
 
 def read_results(config: CompareConfig, alone: bool) -> list[ArmResult]:
-    """Read the finished runs of each arm, and compare them with the first arm of the same network.
-
-    Args:
-        config: What to compare.
-        alone: Whether each run was trained alone, so that times can be compared.
-    """
+    """Read the finished runs of each arm, and compare them with the first arm of the same network; times if `alone`."""
     results: list[ArmResult] = []
     baselines: dict[str, tuple[FinishedRun, ...]] = {}
     for arm in config.arms():

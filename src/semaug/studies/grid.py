@@ -51,11 +51,7 @@ class Candidate:
         return replace(config, **own, augmentation=replace(config.augmentation, **inner))
 
     def check(self) -> None:
-        """Check the method and its settings.
-
-        Raises:
-            SettingError: The method is unknown, does not use a setting, or must share it with the others.
-        """
+        """Check that the method is known and uses its settings, and that no setting must be shared with the others."""
         if self.method not in METHODS:
             raise SettingError(f"unknown method {self.method!r}; the methods are {', '.join(METHODS)}")
         for name in self.settings:
@@ -126,11 +122,7 @@ class CompareConfig:
         return named if named == "birds" or named in KNOWN else str(Path(os.path.expanduser(named)).resolve())
 
     def check(self) -> None:
-        """Check all settings before anything is trained.
-
-        Raises:
-            SettingError: A list is empty or has a value twice, or a value is out of range.
-        """
+        """Check all settings before anything is trained; a :class:`SettingError` says what is wrong."""
         names = tuple(candidate.name for candidate in self.method)
         lists = {"method": names, "model": self.model, "strength": self.strength, "seeds": self.seeds}
         for setting, values in lists.items():

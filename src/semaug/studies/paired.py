@@ -9,14 +9,7 @@ CHANCE = 0.05  # a larger p may well be chance
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Summarise the values of several seeds.
-
-    Args:
-        values: One value for each seed.
-
-    Returns:
-        Mean and standard deviation; None for what too few values do not determine.
-    """
+    """Mean and standard deviation over seeds; None for what too few values do not determine."""
     return statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None
 
 
@@ -36,18 +29,10 @@ class Difference:
 
 
 def paired(own: Mapping[int, float], base: Mapping[int, float]) -> Difference | None:
-    """Compare two methods seed by seed.
+    """Compare the values of a method with those of the baseline, both by seed; None if no seed has both.
 
-    Args:
-        own: Values of the method by seed.
-        base: Values of the baseline by seed.
-
-    Returns:
-        The mean difference; None if no seed has both.
-
-    Example:
-        >>> paired({0: 80.0, 1: 82.0}, {0: 79.0, 1: 80.0})
-        Difference(mean=1.5, error=0.5, p=None, count=2)
+    >>> paired({0: 80.0, 1: 82.0}, {0: 79.0, 1: 80.0})
+    Difference(mean=1.5, error=0.5, p=None, count=2)
     """
     values = [round(own[seed] - base[seed], 9) for seed in own if seed in base]  # equal ones must compare equal
     if not values:

@@ -44,11 +44,7 @@ class Choice:
         return all(not names or name in names for name, names in wanted)
 
     def check(self) -> None:
-        """Check the names.
-
-        Raises:
-            SettingError: A data set, network or method is unknown.
-        """
+        """Check that the names of data sets, networks and methods are known."""
         known = ("data set", self.datasets, DATASETS), ("network", self.networks, NETWORKS)
         for what, chosen, names in (*known, ("method", self.methods, METHODS)):
             for name in chosen:

@@ -121,13 +121,7 @@ def data_note(dataset: str, setup: Setup) -> str:
 
 
 def train_config(cell: Cell, setup: Setup, seed: int = 0) -> TrainConfig:
-    """Make the settings of a cell's run; equal settings have the same run directory, in whatever experiment.
-
-    Args:
-        cell: The cell.
-        setup: The scale and folders.
-        seed: The seed.
-    """
+    """Make the settings of a cell's run; equal settings have the same run directory, in whatever experiment."""
     config = _full(cell, setup) if setup.scale == "full" else _small(cell, setup)
     if setup.epochs is not None:
         config = replace(config, epochs=setup.epochs)
@@ -139,16 +133,7 @@ def train_config(cell: Cell, setup: Setup, seed: int = 0) -> TrainConfig:
 
 
 def stem(parts: Sequence[str], config: TrainConfig, data: Any) -> str:
-    """Name a run without its seed.
-
-    Args:
-        parts: Readable parts of the name.
-        config: The settings.
-        data: What identifies the data.
-
-    Returns:
-        The parts, and a digest of all settings that identify a run.
-    """
+    """Name a run without its seed: readable parts, and a digest of its data and of all settings that identify it."""
     settings = {name: value for name, value in asdict(config).items() if name in identifying()} | {"data": data}
     del settings["seed"]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]

@@ -184,15 +184,9 @@ class Problem:
         return float(torch.linalg.matrix_norm(curvature, 2)), float(noise.square().sum(1).mean().sqrt())
 
     def trajectory(self, rates: _Rates, steps: int, generator: torch.Generator) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Follow several runs side by side, each with its own minibatches.
+        """Follow several runs side by side, each with its own minibatches: ``(t, θ_f, θ_g)`` for t = 0 … steps.
 
-        Args:
-            rates: α and β of all runs at a step.
-            steps: Number of steps.
-            generator: Source of the minibatches.
-
-        Yields:
-            ``(t, θ_f, θ_g)`` for t = 0 … steps.
+        `rates` gives α and β of all runs at a step.
         """
         members = len(rates(0)[0])
         heads, sources = self.head.repeat(members, 1), self.source.repeat(members, 1)
@@ -203,13 +197,7 @@ class Problem:
             yield time + 1, heads, sources
 
     def squared_meta_gradient(self, heads: Tensor, sources: Tensor, alpha: Tensor) -> Tensor:
-        """``‖∇_{θ_g} L_meta(θ̃(θ_g))‖²`` of each run on all samples, (members,).
-
-        Args:
-            heads: θ_f of the runs.
-            sources: θ_g of the runs.
-            alpha: Their learning rates α.
-        """
+        """``‖∇_{θ_g} L_meta(θ̃(θ_g))‖²`` of each run on all samples, (members,)."""
         gradient = vmap(self.meta_gradient, (0, 0, 0, None, None))(heads, sources, alpha, self.train, self.meta)
         return gradient.square().sum(1)
 
@@ -231,8 +219,7 @@ class Problem:
 def gaussian_problem(seed: int = 2) -> Problem:
     """Make three overlapping Gaussian classes whose spread differs between dimensions, and a random start.
 
-    Args:
-        seed: Seed of the samples and the start. L_train has a finite minimiser for seeds 1, 2 and 5 of the first six.
+    L_train has a finite minimiser for the seeds 1, 2 and 5 of the first six.
     """
     generator = torch.Generator().manual_seed(seed)
     classes, dimension = 3, 4
@@ -394,12 +381,7 @@ def summary(result: TheoremResult) -> list[str]:
 
 
 def plot(result: TheoremResult, path: str | Path) -> None:
-    """Draw both parts of the theorem in logarithmic scales, with fitted slopes in the legend.
-
-    Args:
-        result: What was measured.
-        path: The PNG file to write.
-    """
+    """Draw both parts of the theorem as a PNG file in logarithmic scales, with fitted slopes in the legend."""
     from semaug.report.canvas import to_png
     from semaug.report.charts import LineChart, Series, lines
 

@@ -43,15 +43,7 @@ def fragment(template: str, **content: Any) -> str:
 
 
 def page(figures: Sequence[Figure], title: str | None = None) -> str:
-    """Render a page of figures that needs no other file.
-
-    Args:
-        figures: The figures.
-        title: Heading; that of the first figure by default.
-
-    Returns:
-        The page as HTML.
-    """
+    """Render a page of figures that needs no other file; its heading is that of the first figure by default."""
     from markupsafe import Markup
 
     return render_page(
@@ -64,14 +56,7 @@ def page(figures: Sequence[Figure], title: str | None = None) -> str:
 
 
 def write(figure: Figure, folder: Path) -> list[Path]:
-    """Write a figure as NAME.png, NAME.html and, unless it consists of photos, NAME.svg.
-
-    Args:
-        figure: The figure.
-        folder: The folder; it is made if it does not exist.
-
-    Returns:
-        The files.
+    """Write a figure as NAME.html, NAME.png and, unless it consists of photos, NAME.svg; returns the files.
 
     Raises:
         FileError: If a file cannot be written, or one of the same name is not that of a figure.

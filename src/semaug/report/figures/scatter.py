@@ -108,15 +108,9 @@ def _draw_points(axes: "Axes", plot: Panel, classes: int) -> None:
 
 
 def scatter_fragment(block: Block, thumbnails: npt.NDArray[np.uint8], names: Sequence[str]) -> str:
-    """Render scatter plots whose points show their image when pointed at, focused or tapped.
+    """Render scatter plots, for a page, whose points show their image when pointed at, focused or tapped.
 
-    Args:
-        block: The plots.
-        thumbnails: Small pictures, uint8 (N, side, side, 3).
-        names: Name of each image.
-
-    Returns:
-        A part of a page.
+    `thumbnails` (N, side, side, 3) and `names` are those of the images.
     """
     from markupsafe import Markup
 

@@ -50,16 +50,9 @@ def separation(features: Array, labels: npt.NDArray[np.int64]) -> dict[str, floa
 
 
 def tsne_plane(features: Array, seed: int, perplexity: float | None = None) -> Array:
-    """Compute t-SNE coordinates (N, 2), started from the first two principal components.
+    """Compute t-SNE coordinates (N, 2) of at least 4 features (N, D), started from the first two principal components.
 
-    Args:
-        features: Features (N, D), N at least 4.
-        seed: Seed of the random numbers.
-        perplexity: Perplexity; 30 by default, and at most (N − 1) / 3.
-
-    Raises:
-        DataError: If there are too few features.
-        SettingError: If the perplexity is not positive.
+    The perplexity is 30 by default, and at most (N − 1) / 3.
     """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits

@@ -136,15 +136,9 @@ class Guide:
 
 
 def principal_directions(covariance: Covariance, strength: float, count: int) -> list[Direction]:
-    """Compute the directions of largest variance of λΣ.
+    """Compute the directions of largest variance of λΣ, where Σ is that of a single sample.
 
-    Args:
-        covariance: The Σ of a single sample.
-        strength: λ.
-        count: Number of directions.
-
-    Returns:
-        The directions, each as long as one standard deviation; none if all directions are equal, as for a constant Σ.
+    Each is as long as one standard deviation. There are none if all directions are equal, as for a constant Σ.
     """
     names: Sequence[str] = ["a mixture of dimensions"] * count
     if isinstance(covariance, Diagonal):

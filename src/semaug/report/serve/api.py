@@ -22,14 +22,7 @@ _MAX_HEADER_BYTES = 8192
 
 
 def images_in(content: bytes, content_type: str) -> list[tuple[str | None, bytes]]:
-    """Take the images out of the body of a request.
-
-    Args:
-        content: The body: one image, or a form with a file for each image.
-        content_type: Its Content-Type header.
-
-    Returns:
-        Name and bytes of each image; the name is None where the body is the image.
+    """Take name and bytes of each image out of the body of a request: one image without a name, or a form with files.
 
     Raises:
         DataError: If the form is damaged, has no file, or has more than `MAX_IMAGES` fields.
@@ -60,19 +53,7 @@ def images_in(content: bytes, content_type: str) -> list[tuple[str | None, bytes
 
 
 def ranked(classifier: Classifier, top: int, pixels: npt.NDArray[np.uint8]) -> list[dict[str, Any]]:
-    """Classify an image.
-
-    Args:
-        classifier: The classifier.
-        top: Number of classes to return, at most.
-        pixels: The image, resized by the classifier's preprocessing.
-
-    Returns:
-        The most probable classes, each with its label and probability.
-
-    Raises:
-        ModelError: If the network's outputs are not finite.
-    """
+    """Classify an image that was resized by the preprocessing: the most probable classes with their probabilities."""
     [probabilities] = classifier.probabilities(torch.tensor(pixels)[None])
     if not probabilities.isfinite().all():
         raise ModelError("the network's outputs are not finite numbers: its training has diverged")
@@ -88,12 +69,7 @@ def health(classifier: Classifier, title: str) -> dict[str, Any]:
 
 
 def openapi(title: str, max_bytes: int) -> dict[str, Any]:
-    """Describe the interface in OpenAPI 3.1.
-
-    Args:
-        title: Name of the model.
-        max_bytes: Largest body of a request.
-    """
+    """Describe the interface in OpenAPI 3.1; `title` names the model, `max_bytes` limits the body of a request."""
     text, number = {"type": "string"}, {"type": "number"}
     binary = {"type": "string", "format": "binary"}
     prediction = _object(label=text, probability={**number, "minimum": 0, "maximum": 1})

@@ -60,15 +60,9 @@ _HEADERS = {
 
 
 def application(guide: Guide | Classifier, title: str, host: str = "127.0.0.1") -> Starlette:
-    """Build the web application.
+    """Build the web application of a server that listens on `host`; `title` names the model.
 
-    Args:
-        guide: Answers the questions of the page. With a classifier alone there is the API and no page.
-        title: Name of the model, for the page's title.
-        host: The address on which the server will listen.
-
-    Returns:
-        The application.
+    With a classifier instead of a guide there is the API and no page.
     """
     classifier = guide.view.classifier if isinstance(guide, Guide) else guide
     description = api.openapi(title, MAX_BYTES)

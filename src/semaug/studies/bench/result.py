@@ -150,11 +150,7 @@ class BenchResult:
         return Group(*(("", table, "") if self.agreements else ()), *map(Text, self.notes))
 
     def chart(self) -> str:
-        """Draw times relative to plain training, with their spread.
-
-        Returns:
-            The contents of an SVG file.
-        """
+        """Draw times relative to plain training, with their spread, as the contents of an SVG file."""
         from semaug.report import canvas, charts
 
         values, spreads, texts = [], [], []

@@ -96,14 +96,7 @@ class BenchConfig:
     """Seed of all random numbers."""
 
     def resolve(self) -> "BenchConfig":
-        """Fill in the defaults and check the values; device, precision and compile follow the rules of training.
-
-        Returns:
-            The same settings without None.
-
-        Raises:
-            SettingError: A value is out of range.
-        """
+        """Fill in the defaults and check all values; device, precision and compile follow the rules of training."""
         train = TrainConfig(device=self.device, precision=self.precision, compile=self.compile).resolve()
         gpu = train.device != "cpu"
         model = self.model or ("resnet50" if gpu else "resnet18")

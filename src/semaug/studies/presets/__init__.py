@@ -19,17 +19,7 @@ def all_experiments() -> dict[str, Experiment]:
 
 
 def experiments(names: Sequence[str]) -> list[Experiment]:
-    """Find several experiments.
-
-    Args:
-        names: Their names; ``"all"`` stands for every experiment.
-
-    Returns:
-        Each experiment once, in the order of the list.
-
-    Raises:
-        SettingError: A name is unknown.
-    """
+    """Find several experiments, each once, in the order of the list; the name ``"all"`` stands for every one."""
     known = all_experiments()
     for name in names:
         if name not in known and name != "all":

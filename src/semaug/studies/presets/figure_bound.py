@@ -22,15 +22,7 @@ _STRENGTHS = (0.5, 2.0, 8.0)
 
 
 def measure_gap(experiment: Experiment, setup: Setup) -> Extra:
-    """Measure how far the loss of M draws lies below the bound: mean and standard deviation over repetitions.
-
-    Args:
-        experiment: Not used.
-        setup: The scale.
-
-    Returns:
-        The curves, and a line of text for each strength.
-    """
+    """Measure how far the loss of M draws lies below the bound: mean and standard deviation over repetitions."""
     from semaug.studies.theorem import gaussian_problem
 
     problem, repetitions = gaussian_problem(), 50 if setup.scale == "full" else 10
