@@ -10,9 +10,8 @@ from semaug.cli.main import main
 from semaug.inference.manifest import sign
 from semaug.report.canvas import to_png
 from semaug.report.charts import Series, rows
-from semaug.report.figures import FIGURES, Figure, FigureKind, draw, write
+from semaug.report.figures import FIGURES, Figure, FigureKind, describe_figures, draw, write
 from semaug.report.figures.figure import fragment
-from semaug.report.figures.table import describe_figures
 from semaug.report.html import chart
 from semaug.util.files import write_json
 from semaug.util.untrusted import read_json

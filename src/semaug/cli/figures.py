@@ -8,7 +8,7 @@ import tyro
 
 from semaug.cli.common import Command, choose_device, show
 from semaug.isda.precision import LARGEST_STRENGTH
-from semaug.report.figures.table import FigureName, describe_figures
+from semaug.report.figures import FigureName, describe_figures
 from semaug.util.ranges import Range, Seed, setting
 
 
