@@ -1,9 +1,9 @@
 """`semaug reproduce`: reproduce tables and figures of the paper."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 from rich.console import Console
@@ -82,14 +82,6 @@ class Reproduce(Command):
             raise TrainingError(f"{result.failed} of the runs and pictures failed; the report says why")
 
     def _command(self, name: str, seeds: Sequence[int]) -> str:
-        again = Reproduce(
-            (name,),
-            self.scale,
-            self.data,
-            self.output,
-            seeds=tuple(seeds) or None,
-            epochs=self.epochs,
-            select=self.select,
-            best_of_test=self.best_of_test,
-        )
-        return command_line("reproduce", again)
+        """The command that repeats an experiment with all of its cells."""
+        every: dict[str, Any] = {"dataset": (), "network": (), "method": (), "jobs": None, "device": None}
+        return command_line("reproduce", replace(self, names=(name,), seeds=tuple(seeds) or None, **every))

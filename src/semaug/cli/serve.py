@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -10,9 +10,6 @@ from semaug.cli.common import Command, choose_device, say
 from semaug.isda.precision import LARGEST_STRENGTH
 from semaug.util.errors import MissingPackageError
 from semaug.util.ranges import CountOrZero, Range, Seed, setting
-
-if TYPE_CHECKING:
-    from semaug.report.serve.answers import Guide
 
 
 @dataclass(frozen=True)
@@ -48,27 +45,20 @@ class Serve(Command):
             from semaug.report.serve import app
         except ModuleNotFoundError as error:
             raise MissingPackageError(f"the page needs {error.name}: pip install '.[serve]' in the clone") from error
-        from semaug.inference.classifier import open_classifier
+        from semaug.inference.classifier import Classifier, open_classifier
+        from semaug.report.serve.answers import Guide, open_guide
+        from semaug.util.progress import Progress
 
         with app.listen(self.host, self.port) as listening:  # first, so that a port in use is reported without delay
             device = choose_device(self.device)
-            guide = self._guide(device) if self.images else open_classifier(self.model, device)
+            guide: Guide | Classifier
+            if self.images:
+                options = {name: getattr(self, name) for name in ("covariance", "strength", "images", "seed")}
+                with Progress().task("reading training images", self.images) as advance:
+                    guide = open_guide(self.model, **options, device=device, progress=advance)
+            else:
+                guide = open_classifier(self.model, device)
             if not app.is_loopback(self.host):
                 say(f"anyone who can reach {self.host} can use this page; there is no password")
             print(f"{app.address(listening)} shows the {'page' if self.images else 'API'}; Ctrl-C ends it", flush=True)
             app.run(app.application(guide, self.model.resolve().name, self.host), listening)
-
-    def _guide(self, device: str) -> "Guide":
-        from semaug.report.serve.answers import open_guide
-        from semaug.util.progress import Progress
-
-        with Progress().task("reading training images", self.images) as advance:
-            return open_guide(
-                self.model,
-                covariance=self.covariance,
-                strength=self.strength,
-                images=self.images,
-                seed=self.seed,
-                device=device,
-                progress=advance,
-            )
