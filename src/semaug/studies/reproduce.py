@@ -18,6 +18,7 @@ from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import DataError, SettingError
 from semaug.util.files import refuse_foreign, write_atomically, write_json
 from semaug.util.locks import locked
+from semaug.util.names import counted
 from semaug.util.progress import Progress
 
 _LEFT_OUT, _NOT_REQUESTED = "left out by the options", "not requested"
@@ -54,12 +55,14 @@ class Choice:
 
 @dataclass
 class RunPlan:
-    """The runs to train, and why other cells are not run."""
+    """The runs to train, and why other cells are not run or have failed."""
 
     configs: dict[Path, TrainConfig] = field(default_factory=dict)
     reasons: dict[Cell, str] = field(default_factory=dict)
     finished: int = 0
     cells: dict[Path, list[Cell]] = field(default_factory=dict)  # that a run belongs to
+    failures: dict[Path, str] = field(default_factory=dict)  # reasons by run
+    not_measured: dict[str, str] = field(default_factory=dict)  # reasons by name of the experiment
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,7 @@ class Reproduction:
                 "everything runs; the accuracies say nothing about the paper's claims."
             )
         if setup.epochs is not None:
-            several = "s" if setup.epochs != 1 else ""
-            lines.append(f"Every run has {setup.epochs} epoch{several} instead of the scale's own number.")
+            lines.append(f"Every run has {counted(setup.epochs, 'epoch')} instead of the scale's own number.")
         if setup.select == "test":
             lines.append("The best epoch was chosen on the test split, as in published code: accuracies are too high.")
         elif setup.select == "last":
@@ -169,9 +171,6 @@ def reproduce(
         jobs: Number of runs at a time; None for the default of the machine.
         command: Makes the command that repeats an experiment, from its name and seeds, for the report.
 
-    Returns:
-        The result.
-
     Raises:
         SettingError: A name is unknown or a setting is wrong. Nothing was trained then.
         DataError: The data folder is missing.
@@ -186,45 +185,34 @@ def reproduce(
         raise SettingError("`best_of_test` needs `select` last")
     if jobs is not None and jobs < 1:
         raise SettingError(f"`jobs` must be at least 1, not {jobs}")
-    with locked(setup.output):
-        results, *pages = (setup.output / name for name in ("results.json", "results.md", "report.html"))
-        refuse_foreign(results, b'{\n  "scale": "full"', b'{\n  "scale": "small"', beside=pages)
-        result = _run_and_collect(chosen, setup, choice, jobs, command)
-        contents = result.markdown(), render(result.sections, result.heading)
-        write_json(results, result.to_json())
-        for page, content in zip(pages, contents, strict=True):
-            write_atomically(page, content.encode())
-    return result
-
-
-def _run_and_collect(
-    chosen: list[Experiment],
-    setup: Setup,
-    choice: Choice,
-    jobs: int | None,
-    command: Callable[[str, Sequence[int]], str],
-) -> Reproduction:
     progress, small = Progress(), setup.scale == "small"
-    plan = make_plan(chosen, setup, choice)
-    if small and setup.data is None:
-        for dataset in sorted({cell.dataset for run in plan.configs for cell in plan.cells[run]}):
-            draw_world(setup.output, dataset)
-    failures = train_all(
-        [*plan.configs.values()],
-        jobs or default_jobs(small),
-        setup.output / "logs",
-        progress,
-        finished=plan.finished,
-        threads=1 if small else None,  # more do not speed up such small networks
-    )
-    not_measured = _measure_extras(chosen, setup, choice, progress)
-    sections = []
-    for preset in all_experiments().values():
-        seeds = choice.seeds or preset.seeds(setup.scale) if preset.cells else ()
-        section = _section(preset, preset in chosen, setup, plan, failures, not_measured, command(preset.name, seeds))
-        if preset in chosen or any(row.runs for row in section.rows):
-            sections.append(section)
-    return Reproduction(setup, sections, chosen, len(failures) + len(not_measured))
+    results, *pages = (setup.output / name for name in ("results.json", "results.md", "report.html"))
+    with locked(setup.output):
+        refuse_foreign(results, b'{\n  "scale": "full"', b'{\n  "scale": "small"', beside=pages)
+        plan = make_plan(chosen, setup, choice)
+        if small and setup.data is None:
+            for dataset in sorted({cell.dataset for run in plan.configs for cell in plan.cells[run]}):
+                draw_world(setup.output, dataset)
+        plan.failures = train_all(
+            [*plan.configs.values()],
+            jobs or default_jobs(small),
+            setup.output / "logs",
+            progress,
+            finished=plan.finished,
+            threads=1 if small else None,  # more do not speed up such small networks
+        )
+        plan.not_measured = _measure_extras(chosen, setup, choice, progress)
+        sections = []
+        for preset in all_experiments().values():
+            seeds = choice.seeds or preset.seeds(setup.scale) if preset.cells else ()
+            section = _section(preset, preset in chosen, setup, plan, command(preset.name, seeds))
+            if preset in chosen or any(row.runs for row in section.rows):
+                sections.append(section)
+        result = Reproduction(setup, sections, chosen, len(plan.failures) + len(plan.not_measured))
+        write_json(results, result.to_json())
+        for file, content in zip(pages, (result.markdown(), render(sections, result.heading)), strict=True):
+            write_atomically(file, content.encode())
+    return result
 
 
 def _measure_extras(chosen: Sequence[Experiment], setup: Setup, choice: Choice, progress: Progress) -> dict[str, str]:
@@ -254,16 +242,8 @@ def _missing_hardware(preset: Experiment, setup: Setup) -> str:
     return "the time per step at full scale needs a GPU" if needed and on_cpu else ""
 
 
-def _section(
-    preset: Experiment,
-    requested: bool,
-    setup: Setup,
-    plan: RunPlan,
-    failures: dict[Path, str],
-    not_measured: dict[str, str],
-    command: str,
-) -> Section:
-    reasons = plan.reasons | {cell: f"failed: {why}" for run, why in failures.items() for cell in plan.cells[run]}
+def _section(preset: Experiment, requested: bool, setup: Setup, plan: RunPlan, command: str) -> Section:
+    reasons = plan.reasons | {cell: f"failed: {why}" for run, why in plan.failures.items() for cell in plan.cells[run]}
     if not requested:
         reasons = dict.fromkeys(preset.at(setup.scale), _NOT_REQUESTED) | reasons
     rows = collect(preset, setup, reasons)
@@ -274,11 +254,11 @@ def _section(
     notes += [  # one seed of several failed
         f"{row.cell.title} ({row.network}, {row.data}), {run.name}: {reason}"
         for row in rows
-        for run, reason in failures.items()
+        for run, reason in plan.failures.items()
         if row.cell in plan.cells[run] and row.runs
     ]
-    if preset.name in not_measured:
-        notes.append(f"Failed: {not_measured[preset.name]}")
+    if preset.name in plan.not_measured:
+        notes.append(f"Failed: {plan.not_measured[preset.name]}")
     elif preset.has_extra and not extra:
         hardware = _missing_hardware(preset, setup)
         why = [hardware] if hardware else [row.reason for row in rows if not row.runs and row.reason]
