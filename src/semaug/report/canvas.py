@@ -79,9 +79,6 @@ def panels(
         size: Width and height of the axes in inches.
         margins: Margins left, right, above and below each.
         below: Space at the bottom of the figure.
-
-    Returns:
-        The figure and its axes.
     """
     from matplotlib.figure import Figure
 

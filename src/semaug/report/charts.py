@@ -223,9 +223,6 @@ def rows(
         limits: Ends of the axis; by default what the values need, and zero for bars.
         reference: Where to draw a vertical line.
         longest: Most characters of a name; longer names are cut.
-
-    Returns:
-        The figure.
     """
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, MaxNLocator

@@ -101,9 +101,6 @@ def render_page(
         fragments: HTML in the page that has its own styles and scripts.
         served: Whether a server sends the page, which may then ask it for data and images, and show images of the user.
         content: Variables of the template.
-
-    Returns:
-        The page.
     """
     from markupsafe import Markup
 

@@ -66,9 +66,6 @@ def augmentations(
         device: Where to run the network.
         progress: Called with the numbers of finished and of all images.
 
-    Returns:
-        The figure.
-
     Raises:
         SemaugError: If the second run has no such Σ or it does not fit the features, or there is no such group.
     """

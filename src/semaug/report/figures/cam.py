@@ -44,9 +44,6 @@ def cam(
         device: Where to run the network.
         progress: Called with the numbers of finished and of all images.
 
-    Returns:
-        The figure.
-
     Raises:
         ModelError: If the network has no feature map.
     """

@@ -41,9 +41,6 @@ def confusions(
         device: Where to run the network.
         progress: Called with the numbers of finished and of all images.
 
-    Returns:
-        The figure.
-
     Raises:
         SemaugError: If the run makes no mistake on these images.
     """

@@ -62,9 +62,6 @@ def destruction_chart(num_species: int = 20, per_species: int = 20, *, seed: int
         num_species: Number of species.
         per_species: Images of each species.
         seed: Seed of the drawings and augmentations.
-
-    Returns:
-        The figure.
     """
     measured = sorted(measure(num_species, per_species, seed), key=lambda row: -row.share)
     worst, title = measured[0], "What augmentation of images destroys"

@@ -22,9 +22,6 @@ def diagnostics(runs: Mapping[str, Path]) -> Figure:
     Args:
         runs: Run directories by label; they need not be finished.
 
-    Returns:
-        The figure.
-
     Raises:
         RunError: If no run augmented features.
     """

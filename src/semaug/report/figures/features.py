@@ -103,9 +103,6 @@ def compute_features(
         side: Side of the thumbnails.
         progress: Called with the numbers of finished and of all images.
 
-    Returns:
-        The features.
-
     Raises:
         DataError: If there is no image, or one cannot be read.
         TrainingError: If features are not finite.

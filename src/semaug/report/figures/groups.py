@@ -113,9 +113,6 @@ def choose_groups(
         more_than: Groups of more classes than this are chosen, at least 1.
         samples: Images; classes without images are left out.
 
-    Returns:
-        The groups.
-
     Raises:
         SettingError: If `more_than` is less than 1.
         DataError: If the table is malformed, or there is no group with images.
@@ -152,9 +149,6 @@ def choose_group(
         groups: A table for :func:`table_groups`.
         max_classes: Most classes, 2 to 32; of a larger group the most confused are taken.
         samples: Images; classes without images are left out of the result.
-
-    Returns:
-        The group.
 
     Raises:
         SettingError: If there is no such group.

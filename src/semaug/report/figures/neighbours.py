@@ -52,9 +52,6 @@ def neighbours(
         device: Where to run the networks.
         progress: Called with the numbers of finished and of all images.
 
-    Returns:
-        The figure.
-
     Raises:
         SemaugError: If a run has no such Σ, or there are too few images.
     """

@@ -46,9 +46,6 @@ def parts(
         device: Where to run the network.
         progress: Called with the numbers of finished and of all images.
 
-    Returns:
-        The figure.
-
     Raises:
         SemaugError: If the run has no P2P-Net.
     """

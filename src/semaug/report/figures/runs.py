@@ -96,9 +96,6 @@ def open_runs(
         strength: λ; by default that of the end of training, or 1 for a class-wise Σ of a run without λ.
         device: Where to run the networks.
 
-    Returns:
-        The runs.
-
     Raises:
         SettingError: If `strength` is not positive.
         RunError: If there is no run, one has not finished or has no such Σ, or their classes differ.
@@ -183,9 +180,6 @@ def features_of_runs(
         runs: The runs; images are loaded once for those with the same preprocessing.
         side: Side of the thumbnails.
         progress: Called with the numbers of finished and of all images.
-
-    Returns:
-        The features by label of the run.
     """
     groups: dict[Any, list[FigureRun]] = {}
     for run in runs:

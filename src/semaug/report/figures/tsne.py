@@ -108,9 +108,6 @@ def tsne(
         device: Where to run the networks.
         progress: Called with the numbers of finished and of all images.
 
-    Returns:
-        The figure.
-
     Raises:
         SemaugError: If runs cannot be compared, or there is no such group.
     """

@@ -187,9 +187,6 @@ def open_guide(
         device: Where the network runs.
         progress: Called with the number of images done and their total.
 
-    Returns:
-        The guide.
-
     Raises:
         SettingError: If a number is out of range.
         RunError: If the run is a P2P-Net, or its training images are missing.
