@@ -228,31 +228,26 @@ def compare(config: CompareConfig) -> Comparison:
         >>> result.conclusions  # doctest: +SKIP
     """
     config.check()
-    split = _validation_split(config, Progress())
+    split, plan, jobs = _validation_split(config), config.runs(), config.jobs or default_jobs()
+    names = ("jobs.json", "comparison.json", "comparison.md", "report.html")
+    jobs_file, file, markdown, page = (config.output / name for name in names)
     with locked(config.output):
-        return _compare(config, split)
-
-
-def _compare(config: CompareConfig, split: ValidationSplit) -> Comparison:
-    progress, file, jobs_file = Progress(), config.output / "comparison.json", config.output / "jobs.json"
-    refuse_foreign(jobs_file, b"{", beside=(file, config.output / "comparison.md", config.output / "report.html"))
-    plan = config.runs()
-    missing = [run for run in plan if not is_complete(required(run.output), weights=False)]
-    jobs = config.jobs or default_jobs()
-    alone = _note_jobs(jobs_file, plan, missing, jobs)
-    failures = train_all(missing, jobs, config.output / "logs", progress, finished=len(plan) - len(missing))
-    failed = {run.name: reason for run, reason in failures.items()}
-    results, page = read_results(config, alone), _write_report(config, plan, split)
-    comparison = Comparison(config, split, results, alone, page, failed)
-    write_json(file, comparison.to_json())
-    write_atomically(config.output / "comparison.md", comparison.markdown().encode())
+        refuse_foreign(jobs_file, b"{", beside=(file, markdown, page))
+        missing = [run for run in plan if not is_complete(required(run.output), weights=False)]
+        alone = _note_jobs(jobs_file, plan, missing, jobs)
+        failures = train_all(missing, jobs, config.output / "logs", Progress(), finished=len(plan) - len(missing))
+        failed = {run.name: reason for run, reason in failures.items()}
+        results, sentence = read_results(config, alone), _write_report(page, plan, split)
+        comparison = Comparison(config, split, results, alone, sentence, failed)
+        write_json(file, comparison.to_json())
+        write_atomically(markdown, comparison.markdown().encode())
     return comparison
 
 
-def _validation_split(config: CompareConfig, progress: Progress) -> ValidationSplit:
+def _validation_split(config: CompareConfig) -> ValidationSplit:
     """Read the data before anything is trained, so that mistakes show early."""
     shared = config.training
-    with progress.task(f"fetching {shared.data}", 0) as advance:
+    with Progress().task(f"fetching {shared.data}", 0) as advance:
         data = read_data(config.data, shared.data_root, download=shared.download, progress=advance)
     splits = training_splits(data, shared.select, shared.val_per_class, shared.val_fraction, config.seeds[0])
     if not len(splits["val"]):
@@ -330,10 +325,9 @@ def _p(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
 
 
-def _write_report(config: CompareConfig, plan: Sequence[TrainConfig], split: ValidationSplit) -> str:
+def _write_report(page: Path, plan: Sequence[TrainConfig], split: ValidationSplit) -> str:
     """Write the page about all runs if they are few enough; return a sentence about it."""
     finished = [run for run in (required(run.output) for run in plan) if is_complete(run, weights=False)]
-    page = config.output / "report.html"
     if 0 < len(finished) <= _MOST_REPORTED:
         write_report(finished, page)
         scores = ", and its scores are those of the test split" if split.test else ""

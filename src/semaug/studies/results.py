@@ -26,6 +26,7 @@ from semaug.studies.tables import TextTable, signed, with_error
 from semaug.training.settings import required
 from semaug.util.errors import RunError
 from semaug.util.files import write_json
+from semaug.util.names import counted
 from semaug.util.untrusted import read_json
 
 NOT_RUN = "not run"
@@ -141,7 +142,7 @@ class Section:
         """The table for the terminal, and the lines below it, which count the reasons of cells that were not run."""
         heading = f"{self.experiment.name}: {self.experiment.title}"
         reasons = Counter(row.reason for row in self.rows if not row.runs and row.reason)
-        lines = [f"{NOT_RUN}, {n} cell{'s' if n != 1 else ''}: {reason}" for reason, n in reasons.items()]
+        lines = [f"{NOT_RUN}, {counted(count, 'cell')}: {reason}" for reason, count in reasons.items()]
         shown: list[Table | str] = [heading]
         if self.rows:
             wrap = ("data set", "network", "method")

@@ -101,11 +101,6 @@ class Setup:
     best_of_test: bool = False
     device: str | None = None
 
-    @property
-    def runs(self) -> Path:
-        """Folder of the run directories."""
-        return self.output / "runs"
-
 
 def stand_in(cell: Cell) -> str:
     """Name the model that stands in for a cell's network at small scale."""
@@ -129,7 +124,7 @@ def train_config(cell: Cell, setup: Setup, seed: int = 0) -> TrainConfig:
     folder = str(setup.data.resolve()) if setup.data is not None and setup.scale == "small" else cell.dataset
     data = [setup.scale, folder, asdict(WORLDS[cell.dataset])]
     name = stem((setup.scale, cell.dataset, str(config.model), config.method), config, data)
-    return replace(config, seed=seed, output=setup.runs / f"{name}-s{seed}")
+    return replace(config, seed=seed, output=setup.output / "runs" / f"{name}-s{seed}")
 
 
 def stem(parts: Sequence[str], config: TrainConfig, data: Any) -> str:
@@ -187,9 +182,8 @@ def _full(cell: Cell, setup: Setup) -> TrainConfig:
 
 
 def _small(cell: Cell, setup: Setup) -> TrainConfig:
-    spec, model = NETWORKS[cell.network], stand_in(cell)
+    spec, model, method = NETWORKS[cell.network], stand_in(cell), method_of(cell)
     deep = model.startswith("resnet")
-    lr = _DEEP_LR if deep else spec.small_lr
     own = spec.small_frozen if model == spec.small else 0
     augmentation = Augmentation(
         strength=round(_SMALL_STRENGTH * cell.strength, 4),
@@ -203,7 +197,7 @@ def _small(cell: Cell, setup: Setup) -> TrainConfig:
     return TrainConfig(
         data=str((setup.data or _world_folder(setup.output, cell.dataset)).resolve()),
         model=model,
-        method=method_of(cell),
+        method=method,
         pretrained=False,
         recipe="fine-tune-cnn",
         epochs=_DEEP_EPOCHS if deep else _SMALL_EPOCHS,
@@ -211,11 +205,11 @@ def _small(cell: Cell, setup: Setup) -> TrainConfig:
         crop=48,  # a multiple of the transformer's patch
         batch_size=16,
         optimizer="adamw",
-        lr=lr,
+        lr=_DEEP_LR if deep else spec.small_lr,
         weight_decay=0.05,
         workers=0,
         cache=None,
-        augmentation=METHODS[method_of(cell)].relevant(augmentation),
+        augmentation=METHODS[method].relevant(augmentation),
     )
 
 

@@ -57,9 +57,6 @@ class TextTable:
             hide: Columns to leave out.
             dim: Rows with this text in a cell are dimmed.
             group: A line is drawn where this column changes.
-
-        Returns:
-            The table.
         """
         heading = ", ".join([title, *self.common])
         table = Table(title=Text(heading), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

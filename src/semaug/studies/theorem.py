@@ -58,7 +58,7 @@ from semaug.isda.loss import isda_loss
 from semaug.isda.sources import Source
 
 _Batch = tuple[Tensor, Tensor]  # features (N, D) and class indices (N,)
-_Rates = Callable[[int], tuple[Tensor, Tensor]]  # α and β of all members at step t, each (members,)
+_Rates = Callable[[int], Tensor]  # α and β of all members at step t, (2, members)
 _BATCH = 16  # samples in a minibatch
 
 SCHEDULES = {
@@ -166,9 +166,6 @@ class Problem:
             beta: Learning rate of g.
             train: Batch that f is trained on.
             meta: Batch of the meta loss.
-
-        Returns:
-            The new θ_f and θ_g.
         """
         source = source - beta * self.meta_gradient(head, source, alpha, train, meta)
         return head - alpha * self._train_gradient(head, source, train), source
@@ -179,7 +176,7 @@ class Problem:
         curvature = hessian(self.meta_loss)(self.source, self.head, rate, self.train, self.meta)
 
         exact = self.meta_gradient(self.head, self.source, rate, self.train, self.meta)
-        batches = self._rows(*self._draw(500, generator))
+        batches = self._minibatches(500, generator)
         noise = vmap(self.meta_gradient, (None, None, None, 0, 0))(self.head, self.source, rate, *batches) - exact
         return float(torch.linalg.matrix_norm(curvature, 2)), float(noise.square().sum(1).mean().sqrt())
 
@@ -192,7 +189,7 @@ class Problem:
         heads, sources = self.head.repeat(members, 1), self.source.repeat(members, 1)
         yield 0, heads, sources
         for time in range(steps):
-            batches = self._rows(*self._draw(members, generator))
+            batches = self._minibatches(members, generator)
             heads, sources = vmap(self.step)(heads, sources, *rates(time), *batches)
             yield time + 1, heads, sources
 
@@ -205,15 +202,13 @@ class Problem:
         """``‖∇_{θ_f} L_train(θ_f; θ_g)‖²`` of each run on all samples, (members,)."""
         return vmap(self._train_gradient, (0, 0, None))(heads, sources, self.train).square().sum(1)
 
-    def _draw(self, members: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Indices of uniform minibatches with replacement, of the training and the meta set, (members, 16)."""
-        sizes = len(self.train[1]), len(self.meta[1])
-        first, second = (torch.randint(size, (members, _BATCH), generator=generator) for size in sizes)
-        return first, second
-
-    def _rows(self, train: Tensor, meta: Tensor) -> tuple[_Batch, _Batch]:
-        """The minibatches (members, 16, D) and (members, 16) of indices."""
-        return (self.train[0][train], self.train[1][train]), (self.meta[0][meta], self.meta[1][meta])
+    def _minibatches(self, members: int, generator: torch.Generator) -> list[_Batch]:
+        """Uniform minibatches with replacement of both sets, features (members, 16, D) and classes (members, 16)."""
+        drawn = []
+        for features, labels in (self.train, self.meta):
+            rows = torch.randint(len(labels), (members, _BATCH), generator=generator)
+            drawn.append((features[rows], labels[rows]))
+        return drawn
 
 
 def gaussian_problem(seed: int = 2) -> Problem:
@@ -307,9 +302,6 @@ def measure(
         long_run: Steps of the run for part 2.
         seeds: Number of runs to average over.
         scale: The theorem's k; c is the largest value with ``c/(σ√T) ≤ 1/L`` for every T.
-
-    Returns:
-        The curves of both parts.
     """
     problem = problem or gaussian_problem()
     generator = torch.Generator().manual_seed(0)
@@ -329,10 +321,10 @@ def measure(
             own.append((length, *pair, *values))
     curves = {name: Curve(*cast(Any, map(list, zip(*own, strict=True)))) for name, own in points.items()}
 
-    def decaying(time: int) -> tuple[Tensor, Tensor]:
-        rates = (rate * shortest / (shortest + time) for rate in (largest, 1 / lipschitz))
-        first, second = (torch.full((seeds,), rate, dtype=torch.float64) for rate in rates)
-        return first, second
+    start = torch.tensor([largest, 1 / lipschitz], dtype=torch.float64)[:, None].expand(2, seeds)
+
+    def decaying(time: int) -> Tensor:
+        return start * shortest / (shortest + time)
 
     wanted = {round(time) for time in np.geomspace(1, long_run, 1 + 4 * round(math.log2(long_run)))}
     times, train = [], []
@@ -352,15 +344,15 @@ def _run(
     generator: torch.Generator,
 ) -> tuple[list[float], ...]:
     """Part 1 at one T: ``min_t E‖∇L_meta‖²``, and E‖∇L_train‖² and θ_g's distance at the end, for each (α, β)."""
-    alpha, beta = torch.tensor(pairs, dtype=torch.float64).repeat_interleave(seeds, 0).T
+    rates = torch.tensor(pairs, dtype=torch.float64).repeat_interleave(seeds, 0).T
 
     def mean_over_seeds(values: Tensor) -> Tensor:
         return values.view(len(pairs), seeds).mean(1)
 
     smallest = torch.full((len(pairs),), torch.inf, dtype=torch.float64)
-    for time, heads, sources in problem.trajectory(lambda _: (alpha, beta), length, generator):
+    for time, heads, sources in problem.trajectory(lambda _: rates, length, generator):
         if time % (length // points) == 0:
-            squared = problem.squared_meta_gradient(heads, sources, alpha)
+            squared = problem.squared_meta_gradient(heads, sources, rates[0])
             smallest = torch.minimum(smallest, mean_over_seeds(squared))
     train = mean_over_seeds(problem.squared_train_gradient(heads, sources))
     moved = mean_over_seeds((sources - problem.source).norm(dim=1))

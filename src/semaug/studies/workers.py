@@ -16,6 +16,7 @@ from pathlib import Path
 
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import SemaugError
+from semaug.util.names import counted
 from semaug.util.progress import Progress, duration
 
 
@@ -44,7 +45,7 @@ def train_all(
         For each run that failed, by its directory, the reason in one sentence.
     """
     total = len(configs)
-    progress.say(f"{total} run{'s' if total != 1 else ''} to train, {finished} finished already")
+    progress.say(f"{counted(total, 'run')} to train, {finished} finished already")
     if not configs:
         return {}
     logs.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,6 @@ activations, and what a variant holds from one step to the next (CovNet; in the 
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from semaug.studies.bench.agreement import compare_engines
 from semaug.studies.bench.result import BenchResult, Timing, device_name, median_and_spread
@@ -55,13 +54,7 @@ def bench(config: BenchConfig) -> Iterator[BenchResult]:
         raise FileError(f"cannot write to {config.output}: {error.strerror or error}") from error
     file, chart = config.output / "bench.json", config.output / "bench.svg"
     refuse_foreign(file, b'{\n  "versions": {\n    "semaug"', beside=[chart])
-    for result in _measure(config.resolve()):
-        write_json(file, result.to_json())
-        write_atomically(chart, result.chart().encode())
-        yield result
-
-
-def _measure(config: BenchConfig) -> Iterator[BenchResult]:
+    config = config.resolve()
     images, labels = make_batch(config)
     progress = Progress()
     name = device_name(images.device)
@@ -70,7 +63,11 @@ def _measure(config: BenchConfig) -> Iterator[BenchResult]:
     failures = [f"{timing.title}: {timing.failure}" for timing in timings.values() if timing.failure]
     if len(failures) == len(timings):
         raise ModelError(f"no variant could be measured ({'; '.join(failures)})")
-    result = BenchResult(config, name, timings)
-    yield result
-    reference, agreements, notes = compare_engines(config, timings, images, labels)
-    yield replace(result, reference=reference, agreements=agreements, notes=notes)
+
+    def write(result: BenchResult) -> BenchResult:
+        write_json(file, result.to_json())
+        write_atomically(chart, result.chart().encode())
+        return result
+
+    yield write(BenchResult(config, name, timings))
+    yield write(BenchResult(config, name, timings, *compare_engines(config, timings, images, labels)))

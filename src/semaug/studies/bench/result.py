@@ -17,6 +17,7 @@ from rich.text import Text
 
 from semaug.studies.bench.settings import PLAIN, STEPS, BenchConfig, UpdatePart
 from semaug.training.settings import required
+from semaug.util.names import counted
 
 OUT_OF_MEMORY = "out of memory"
 
@@ -69,8 +70,7 @@ class BenchResult:
 
     def heading(self) -> list[str]:
         """Two lines that name the settings and the machine."""
-        count = torch.get_num_threads()
-        threads = "" if self.config.on_cuda else f", {count} thread{'s' if count != 1 else ''}"
+        threads = "" if self.config.on_cuda else f", {counted(torch.get_num_threads(), 'thread')}"
         return [str(self.config), f"{self.device}{threads}, torch {torch.__version__}"]
 
     def to_json(self) -> dict[str, Any]:
@@ -221,8 +221,7 @@ def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def _turns(repetitions: int, steps: int) -> str:
-    counted = [f"{n} {noun}{'s' if n != 1 else ''}" for n, noun in ((repetitions, "repetition"), (steps, "step"))]
-    return " of ".join(counted)
+    return f"{counted(repetitions, 'repetition')} of {counted(steps, 'step')}"
 
 
 def _short(failure: str | None) -> str:
