@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup, escape
+
 from semaug.report import canvas, charts
 from semaug.report.reading import number
 from semaug.util.progress import duration
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
     from matplotlib.figure import Figure
 
 PAGE_START = b"""<!doctype html>
@@ -46,23 +47,19 @@ def environment(*packages: str) -> "Environment":
     return made
 
 
-def _name(text: Any) -> "Markup":
+def _name(text: Any) -> Markup:
     """The name of a class or file; a long one may break after an underscore or slash."""
-    from markupsafe import Markup, escape
-
     parts = re.split(r"(?<=[_/])(?=.)", str(text))
     return Markup("<wbr>").join(escape(part) for part in parts)
 
 
 @cache
-def _swatch(slot: int, line: bool = True) -> "Markup":
+def _swatch(slot: int, line: bool = True) -> Markup:
     return chart(charts.swatch(slot % 192, line), "")  # after 192, colours, dashes and markers repeat
 
 
-def chart(figure: "Figure", label: str) -> "Markup":
+def chart(figure: "Figure", label: str) -> Markup:
     """Draw a chart as an ``<svg>`` element for a page; `label` is for screen readers."""
-    from markupsafe import Markup
-
     return Markup(canvas.to_svg(figure, label))
 
 
@@ -102,8 +99,6 @@ def render_page(
         served: Whether a server sends the page, which may then ask it for data and images, and show images of the user.
         content: Variables of the template.
     """
-    from markupsafe import Markup
-
     sheet = "".join(made.get_template(name).render() for name in styles)
     code = made.get_template(script).render() if script is not None else ""
     images = "data: 'self' blob:; connect-src 'self'" if served else "data:"

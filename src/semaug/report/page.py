@@ -5,6 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from semaug.report import charts
 from semaug.report.charts import Series
 from semaug.report.comparison import comparison, headline, settings
@@ -127,8 +129,6 @@ def _destruction(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
 
 @cache
 def _measured_destruction(num_species: int) -> dict[str, Any]:
-    from markupsafe import Markup
-
     from semaug.data import destruction
     from semaug.report.figures.destruction import destruction_fragment
 

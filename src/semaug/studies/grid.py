@@ -22,17 +22,11 @@ _NAMES = frozenset(setting.name for setting in fields(TrainConfig))
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method to compare, with settings of its own.
-
-    Args:
-        method: Name of the method.
-        settings: Fields of :class:`TrainConfig` or :class:`Augmentation` in which it differs from the other methods.
-        options: The same settings as text, for tables; None to write them as ``name=value``.
-    """
+    """A method to compare, with settings of its own: fields of :class:`TrainConfig` or :class:`Augmentation`."""
 
     method: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    options: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # in which it differs from the other methods
+    options: str | None = None  # the same settings as text, for tables; None to write them as name=value
 
     @property
     def name(self) -> str:
@@ -84,31 +78,18 @@ class Arm:
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """What to compare.
+    """What to compare."""
 
-    Args:
-        method: The methods. The first is the baseline.
-        model: The networks; None for the default network of the data.
-        strength: Strengths to try, by methods that augment features: λ0, or "auto".
-        seeds: Seeds. A seed also draws the validation split if the data has none.
-        weights: Files or finished runs to start from, by network; others use the shared setting.
-        frozen_blocks: Frozen blocks by network; others use the shared setting.
-        jobs: Number of runs at a time; None for one on each GPU. Times are compared if runs were trained one by one.
-        output: Folder of the runs, tables and report.
-        training: Settings that all runs share.
-        command: The command that repeats the comparison, for the report.
-    """
-
-    method: tuple[Candidate, ...] = tuple(map(Candidate, ("basic", "constant", "isda", "learnable")))
-    model: tuple[str, ...] | None = None
-    strength: tuple[StrengthOption, ...] = ("auto",)
-    seeds: tuple[int, ...] = (0, 1, 2)
-    weights: Mapping[str, Path] = field(default_factory=dict)
-    frozen_blocks: Mapping[str, FrozenBlocks] = field(default_factory=dict)
-    jobs: int | None = None
-    output: Path = Path("runs/compare")
-    training: TrainConfig = field(default_factory=TrainConfig)
-    command: str = ""
+    method: tuple[Candidate, ...] = tuple(map(Candidate, ("basic", "constant", "isda", "learnable")))  # baseline first
+    model: tuple[str, ...] | None = None  # the networks; None for the default network of the data
+    strength: tuple[StrengthOption, ...] = ("auto",)  # to try, by methods that augment features: λ0, or "auto"
+    seeds: tuple[int, ...] = (0, 1, 2)  # a seed also draws the validation split if the data has none
+    weights: Mapping[str, Path] = field(default_factory=dict)  # files or runs to start from, by network
+    frozen_blocks: Mapping[str, FrozenBlocks] = field(default_factory=dict)  # by network; others use the shared setting
+    jobs: int | None = None  # runs at a time; None for one on each GPU. Times are compared if they were trained alone
+    output: Path = Path("runs/compare")  # folder of the runs, tables and report
+    training: TrainConfig = field(default_factory=TrainConfig)  # settings that all runs share
+    command: str = ""  # that repeats the comparison, for the report
 
     @cached_property
     def networks(self) -> tuple[str, ...]:

@@ -26,19 +26,12 @@ _LEFT_OUT, _NOT_REQUESTED = "left out by the options", "not requested"
 
 @dataclass(frozen=True)
 class Choice:
-    """Which cells of the experiments to run; an empty tuple means all.
+    """Which cells of the experiments to run; an empty tuple means all."""
 
-    Args:
-        datasets: Keys of :data:`DATASETS`.
-        networks: Networks as the paper writes them.
-        methods: Names of methods.
-        seeds: Seeds; None for each experiment's default.
-    """
-
-    datasets: tuple[str, ...] = ()
-    networks: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()  # keys of `DATASETS`
+    networks: tuple[str, ...] = ()  # as the paper writes them
     methods: tuple[str, ...] = ()
-    seeds: tuple[int, ...] | None = None
+    seeds: tuple[int, ...] | None = None  # None for each experiment's default
 
     def __contains__(self, cell: Cell) -> bool:
         wanted = (cell.dataset, self.datasets), (cell.network, self.networks), (cell.method, self.methods)

@@ -81,25 +81,15 @@ _DEEP_EPOCHS, _DEEP_LR = 4, 0.002  # at small scale, of the ResNets of various d
 
 @dataclass(frozen=True)
 class Setup:
-    """What all runs of a reproduction share.
-
-    Args:
-        scale: The scale.
-        output: Folder of the runs and the report.
-        data: Folder of the paper's data sets; at small scale, a folder of images to use instead of the drawn birds.
-        epochs: Epochs of every run; None for the scale's own number.
-        select: How the epoch to keep is chosen.
-        best_of_test: Also report the best epoch on the test split; needs `select` "last".
-        device: Where to train; None for cuda if available.
-    """
+    """What all runs of a reproduction share."""
 
     scale: ScaleName
-    output: Path
-    data: Path | None = None
-    epochs: int | None = None
-    select: Select = "val"
-    best_of_test: bool = False
-    device: str | None = None
+    output: Path  # folder of the runs and the report
+    data: Path | None = None  # folder of the paper's data sets; at small scale, of images instead of the drawn birds
+    epochs: int | None = None  # of every run; None for the scale's own number
+    select: Select = "val"  # how the epoch to keep is chosen
+    best_of_test: bool = False  # also report the best epoch on the test split; needs `select` "last"
+    device: str | None = None  # where to train; None for cuda if available
 
 
 def stand_in(cell: Cell) -> str:

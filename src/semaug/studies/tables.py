@@ -11,21 +11,13 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table whose cells are text.
+    """A table whose cells are text."""
 
-    Args:
-        names: Headings.
-        rows: The rows, at least one.
-        words: Columns of words; all others are numbers.
-        fold: Columns to leave out if all rows agree, as they then belong into the title.
-        always: Columns to show even if they are empty.
-    """
-
-    names: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: Collection[str]
-    fold: Collection[str]
-    always: Collection[str] = ()
+    names: Sequence[str]  # headings
+    rows: Sequence[Sequence[str]]  # at least one
+    words: Collection[str]  # columns of words; all others are numbers
+    fold: Collection[str]  # columns to leave out if all rows agree, as they then belong into the title
+    always: Collection[str] = ()  # columns to show even if they are empty
 
     @property
     def common(self) -> list[str]:

@@ -91,22 +91,14 @@ class Problem:
 
     In all methods `head` and `source` are the flat vectors θ_f = (W, b) and θ_g, `alpha` and `beta` the step sizes of
     θ_f and θ_g, and a batch is a pair of features (N, D) and class indices (N,).
-
-    Args:
-        train: The training set.
-        meta: The meta set.
-        covnet: The covariance network; its parameters are not used.
-        head: θ_f at the start.
-        source: θ_g at the start.
-        strength: λ of the ISDA loss.
     """
 
-    train: _Batch
-    meta: _Batch
-    covnet: Source
-    head: Tensor
-    source: Tensor
-    strength: float
+    train: _Batch  # the training set
+    meta: _Batch  # the meta set
+    covnet: Source  # the covariance network; its parameters are not used
+    head: Tensor  # θ_f at the start
+    source: Tensor  # θ_g at the start
+    strength: float  # λ of the ISDA loss
 
     def head_parameters(self, head: Tensor) -> tuple[Tensor, Tensor]:
         """``W`` (C, D) and ``b`` (C,)."""

@@ -57,16 +57,13 @@ __all__ = [
 class FigureKind:
     """A row of the table.
 
-    Args:
-        draw: Draws the figure. Its keyword arguments are the options that it takes.
-        runs: ``"all"``: one figure of all runs, which `draw` takes as a mapping from labels to run directories;
-            ``"each"``: a figure of each run, whose directory it takes; ``"none"``: it takes no run.
-        summary: What the figure shows, in one line.
+    ``"all"`` is one figure of all runs, which `draw` takes as a mapping from labels to run directories; ``"each"`` is a
+    figure of each run, whose directory it takes.
     """
 
-    draw: Callable[..., Figure]
+    draw: Callable[..., Figure]  # its keyword arguments are the options of the figure
     runs: Literal["all", "each", "none"]
-    summary: str
+    summary: str  # what the figure shows, in one line
 
 
 FIGURES: dict[str, FigureKind] = {

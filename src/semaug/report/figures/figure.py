@@ -5,37 +5,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from semaug.report.html import PAGE_START, environment, render_page
 from semaug.util.files import refuse_foreign, write_atomically
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with what it shows and what was measured.
+    """A picture with what it shows and what was measured."""
 
-    Args:
-        name: Name of its files.
-        title: Heading.
-        caption: What it shows, in sentences.
-        numbers: What was measured, in plain types.
-        png: The picture as PNG.
-        svg: The picture as SVG; None for photos.
-        html: The picture as a part of a page, with its own style and script.
-    """
-
-    name: str
+    name: str  # of its files
     title: str
-    caption: str
-    numbers: dict[str, Any]
+    caption: str  # what it shows, in sentences
+    numbers: dict[str, Any]  # what was measured, in plain types
     png: bytes
-    svg: str | None
-    html: str
+    svg: str | None  # None for photos
+    html: str  # a part of a page, with its own style and script
 
 
 def fragment(template: str, **content: Any) -> str:
     """Render a template as a part of a page, with the style and the script that all figures share."""
-    from markupsafe import Markup
-
     made = environment("semaug.report.figures")
     style, script = (made.get_template(file).render() for file in ("fragment.css", "fragment.js"))
     inside = Markup(made.get_template(template).render(**content))
@@ -44,8 +34,6 @@ def fragment(template: str, **content: Any) -> str:
 
 def page(figures: Sequence[Figure], title: str | None = None) -> str:
     """Render a page of figures that needs no other file; its heading is that of the first figure by default."""
-    from markupsafe import Markup
-
     return render_page(
         environment("semaug.report.figures"),
         "figure_page.html",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from markupsafe import Markup
 from PIL import Image
 
 from semaug.inference.pictures import data_uri
@@ -112,8 +113,6 @@ def scatter_fragment(block: Block, thumbnails: npt.NDArray[np.uint8], names: Seq
 
     `thumbnails` (N, side, side, 3) and `names` are those of the images.
     """
-    from markupsafe import Markup
-
     # all thumbnails in one picture, of which the page shows a part
     count, side = thumbnails.shape[:2]
     columns = math.ceil(math.sqrt(count))

@@ -37,13 +37,7 @@ class Direction:
 
 
 class Guide:
-    """A run with its Σ, and training images to compare with; its answers do not depend on earlier questions.
-
-    Args:
-        view: The run with its Σ.
-        seen: The training images and their features.
-        seed: Seed of the random draws.
-    """
+    """A run with its Σ, and training images to compare with; its answers do not depend on earlier questions."""
 
     def __init__(self, view: FigureRun, seen: ImageFeatures, seed: int = 0) -> None:
         self.view, self.seen, self.seed = view, seen, seed
