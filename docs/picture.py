@@ -23,9 +23,8 @@ from torch import Tensor
 from semaug.data.birds import TRAITS, Species, species
 from semaug.data.destruction import AUGMENTATIONS, LEFT, Pair, augment_all, difference_left, look_alike_pairs, measure
 from semaug.report.canvas import COLOURS, INK, RULE, SOFT, to_png
-from semaug.report.figures.features import compute_features, run_images
 from semaug.report.figures.groups import confusion_counts
-from semaug.report.figures.runs import FigureRun, open_runs
+from semaug.report.figures.runs import FigureRun, compute_features, open_runs, run_images
 
 SHOWN = ("CutMix", "Random Erasing")
 DRAWS = 60

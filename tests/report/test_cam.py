@@ -12,7 +12,7 @@ from PIL import Image
 from semaug.inference.classifier import load_classifier
 from semaug.inference.pictures import HEAT, SIDE, overlay, sample_pictures
 from semaug.report.figures import Figure
-from semaug.report.figures.features import run_images
+from semaug.report.figures.runs import run_images
 from semaug.report.page import write_report
 
 

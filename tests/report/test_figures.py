@@ -24,9 +24,8 @@ from semaug.isda.sources import class_statistics
 from semaug.report import figures
 from semaug.report.figures import Figure, augmentations, confusions, diagnostics, neighbours, tsne
 from semaug.report.figures.augmentations import _kept_share
-from semaug.report.figures.features import choose_images, compute_features, run_images
 from semaug.report.figures.neighbours import _nearest_images, _queries
-from semaug.report.figures.runs import FigureRun, open_runs
+from semaug.report.figures.runs import FigureRun, choose_images, compute_features, open_runs, run_images
 from semaug.report.figures.tsne import _comparison, _turned, separation, tsne_plane
 from semaug.training import checkpoints as checkpoint
 from semaug.util.errors import RunError, SemaugError

@@ -9,7 +9,7 @@ To add a figure, write such a function and add a row to :data:`FIGURES`: `semaug
 | `cam`                                  | class-activation maps                                              |
 | `destruction`                          | how often image augmentation destroys the only cue                 |
 | `figure`                               | a figure, its page and its files                                   |
-| `features`, `runs`, `groups`           | images and their features, runs with Σ, groups of look-alike classes |
+| `runs`, `groups`                       | runs with Σ, features of their images; groups of look-alike classes |
 
 All are deterministic: the same runs, images and seed give the same figure on the same machine.
 """

@@ -11,10 +11,9 @@ from torch import Tensor
 from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.report.canvas import to_png, to_svg
-from semaug.report.figures.features import choose_images, compute_features, run_images
 from semaug.report.figures.figure import Figure
 from semaug.report.figures.groups import choose_group
-from semaug.report.figures.runs import CovarianceKind, FigureRun, open_runs
+from semaug.report.figures.runs import CovarianceKind, FigureRun, choose_images, compute_features, open_runs, run_images
 from semaug.report.figures.scatter import Block, Panel, scatter, scatter_fragment
 from semaug.report.figures.tsne import tsne_plane
 from semaug.training.methods import METHODS

@@ -13,9 +13,9 @@ from semaug.inference.classifier import load_classifier
 from semaug.inference.loop import Pixels, decode_samples
 from semaug.inference.pictures import class_overlays
 from semaug.report.canvas import to_png
-from semaug.report.figures.features import choose_images, run_images
 from semaug.report.figures.figure import Figure, fragment
 from semaug.report.figures.photos import Photo, PhotoBlock, photo_grid
+from semaug.report.figures.runs import choose_images, run_images
 from semaug.util.errors import SettingError
 
 _BATCH, _SIDE = 32, 160

@@ -8,10 +8,9 @@ import numpy as np
 from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.report.canvas import to_png
-from semaug.report.figures.features import choose_images, compute_features, run_images
 from semaug.report.figures.figure import Figure, fragment
 from semaug.report.figures.photos import Photo, PhotoBlock, photo_grid
-from semaug.report.figures.runs import open_runs
+from semaug.report.figures.runs import choose_images, compute_features, open_runs, run_images
 from semaug.util.errors import RunError, SettingError
 from semaug.util.names import counted
 

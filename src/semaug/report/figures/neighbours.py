@@ -11,10 +11,17 @@ from torch import Tensor
 from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.report.canvas import to_png
-from semaug.report.figures.features import ImageFeatures, choose_images, run_images
 from semaug.report.figures.figure import Figure, fragment
 from semaug.report.figures.photos import Photo, PhotoBlock, photo_grid
-from semaug.report.figures.runs import CovarianceKind, FigureRun, features_of_runs, open_runs
+from semaug.report.figures.runs import (
+    CovarianceKind,
+    FigureRun,
+    ImageFeatures,
+    choose_images,
+    features_of_runs,
+    open_runs,
+    run_images,
+)
 from semaug.util.errors import DataError, SettingError
 
 _MEASURED = 200  # queries over which shares are measured

@@ -16,8 +16,8 @@ from semaug.p2p.alignment import reordered
 from semaug.p2p.model import P2PNet
 from semaug.p2p.proposals import crop_parts, padding
 from semaug.report.canvas import COLOURS
-from semaug.report.figures.features import compute_features, run_images
 from semaug.report.figures.figure import Figure, fragment
+from semaug.report.figures.runs import compute_features, run_images
 from semaug.util.errors import RunError, SettingError
 
 GAP = 6  # pixels between pictures

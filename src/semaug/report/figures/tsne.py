@@ -10,10 +10,9 @@ import numpy.typing as npt
 from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.report.canvas import to_png, to_svg
-from semaug.report.figures.features import choose_images, run_images
 from semaug.report.figures.figure import Figure
 from semaug.report.figures.groups import choose_group, choose_groups
-from semaug.report.figures.runs import features_of_runs, open_runs
+from semaug.report.figures.runs import choose_images, features_of_runs, open_runs, run_images
 from semaug.report.figures.scatter import Block, Panel, scatter, scatter_fragment
 from semaug.util.errors import DataError, SettingError
 from semaug.util.names import class_title

@@ -16,8 +16,7 @@ from semaug.data.images import ProgressCallback
 from semaug.inference.pictures import class_overlays, data_uri
 from semaug.inference.runs import read_description, read_metrics
 from semaug.isda.covariance import Covariance, Diagonal, Full
-from semaug.report.figures.features import ImageFeatures, choose_images, compute_features, run_images
-from semaug.report.figures.runs import FigureRun, open_runs
+from semaug.report.figures.runs import FigureRun, ImageFeatures, choose_images, compute_features, open_runs, run_images
 from semaug.training.methods import METHODS
 from semaug.util.errors import ModelError, RunError, SettingError
 from semaug.util.names import percent, shown
