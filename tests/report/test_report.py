@@ -21,7 +21,7 @@ from semaug.data.samples import embedded_birds
 from semaug.inference.evaluation import ConfusedPair, Evaluation, Mistake, score
 from semaug.inference.pictures import sample_pictures
 from semaug.report import page, write_report
-from semaug.report.comparison import headline, settings
+from semaug.report.page import headline, settings
 from semaug.report.reading import read_runs
 from semaug.util.errors import SemaugError
 

@@ -4,7 +4,7 @@
 |-----------------------|--------------------------------------------------------------------------|
 | `page`                | the report of one run or several, as one HTML file                       |
 | `reading`             | the files of run directories                                             |
-| `comparison`, `curves` | runs in words and tables; metrics over the epochs                       |
+| `curves`              | metrics over the epochs                                                  |
 | `charts`, `canvas`    | charts drawn with matplotlib; their style, and figures as SVG or PNG     |
 | `html`                | pages in a single file                                                   |
 | `figures`             | the figures of the paper                                                 |
