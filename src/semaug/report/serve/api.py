@@ -62,12 +62,6 @@ def ranked(classifier: Classifier, top: int, pixels: npt.NDArray[np.uint8]) -> l
     return [{"label": classifier.classes[i], "probability": value} for i, value in best]
 
 
-def health(classifier: Classifier, title: str) -> dict[str, Any]:
-    """What ``GET /health`` answers."""
-    about = {"model": title, "network": classifier.name, "classes": len(classifier.classes), "version": __version__}
-    return {"status": "ok", **about}
-
-
 def openapi(title: str, max_bytes: int) -> dict[str, Any]:
     """Describe the interface in OpenAPI 3.1; `title` names the model, `max_bytes` limits the body of a request."""
     text, number = {"type": "string"}, {"type": "number"}

@@ -32,6 +32,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from semaug import __version__
 from semaug.data.images import Preprocessing
 from semaug.data.samples import FORMATS, image_in
 from semaug.inference.classifier import Classifier
@@ -133,13 +134,15 @@ def application(guide: Guide | Classifier, title: str, host: str = "127.0.0.1") 
         ]
         return JSONResponse({"results": results}, 200 if any(result["predictions"] for result in results) else 415)
 
+    about = {"model": title, "network": classifier.name, "classes": len(classifier.classes), "version": __version__}
+
     async def health(request: Request) -> Response:
-        return JSONResponse(api.health(classifier, title))
+        return JSONResponse({"status": "ok", **about})
 
     async def describe(request: Request) -> Response:
         return JSONResponse(description)
 
-    api_page = _showing(_api_page(classifier, title, description))
+    api_page = _showing("api.html", title=f"API of {title}", classifier=classifier, api=description)
     routes = [
         Route("/predict", upload(predict), methods=["POST"]),
         Route("/health", health),
@@ -164,56 +167,36 @@ def application(guide: Guide | Classifier, title: str, host: str = "127.0.0.1") 
                 raise result
             return JSONResponse(result)
 
+        page = _showing(
+            "serve.html",
+            script="serve.js",
+            served=True,
+            title=f"Try {title}",
+            classifier=classifier,
+            guide=guide,
+            formats=", ".join(FORMATS),
+            max_bytes=MAX_BYTES,
+            reach=REACH,
+            step=STEP,
+        )
         routes += [
-            Route("/", _showing(_page(guide, title))),
+            Route("/", page),
             Route("/training-image/{index}", training_image),
             Route("/answer", upload(answer), methods=["POST"]),
         ]
     return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=partial(_guard, host))])
 
 
-def _showing(page: str) -> Callable[[Request], Awaitable[Response]]:
+def _showing(template: str, **content: Any) -> Callable[[Request], Awaitable[Response]]:
     """An endpoint that shows a page with its policy."""
+    made = environment("semaug.report.serve", "semaug.report.figures")
+    page = render_page(made, template, styles=("style.css", "serve.css"), **content)
     policy = f"{policy_of(page)}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
     async def show(request: Request) -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
     return show
-
-
-def _api_page(classifier: Classifier, title: str, description: dict[str, Any]) -> str:
-    return render_page(
-        environment("semaug.report.serve"),
-        "api.html",
-        styles=("style.css", "serve.css"),
-        title=f"API of {title}",
-        network=classifier.name,
-        classes=len(classifier.classes),
-        api=description,
-    )
-
-
-def _page(guide: Guide, title: str) -> str:
-    classifier = guide.view.classifier
-    return render_page(
-        environment("semaug.report.serve", "semaug.report.figures"),
-        "serve.html",
-        styles=("style.css", "serve.css"),
-        script="serve.js",
-        served=True,
-        title=f"Try {title}",
-        network=classifier.name,
-        method=str(classifier.config.get("method", "not recorded")),
-        classes=len(classifier.classes),
-        images=len(guide.seen.names),
-        strength=guide.view.strength,
-        notes=guide.view.notes,
-        formats=", ".join(FORMATS),
-        max_bytes=MAX_BYTES,
-        reach=REACH,
-        step=STEP,
-    )
 
 
 async def _body(request: Request) -> bytes | None:
@@ -247,21 +230,16 @@ def _refusal(status: int, sentence: str) -> Response:
 
 async def _guard(host: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     """Refuse requests to other names and from other pages, and add the protective headers to every response."""
-    origin = request.headers.get("origin")
+    origin, own = request.headers.get("origin"), request.headers.get("host", "").lower()
     if len(request.headers.getlist("host")) != 1 or not _is_own(request.headers["host"], host):
         response = Response("this server is not known by that name\n", 421, media_type="text/plain")
-    elif origin is not None and origin.lower() not in _origins(request.headers["host"]):
+    elif origin is not None and origin.lower() not in (f"http://{own}", f"https://{own}"):
         response = Response("requests from other pages are refused\n", 403, media_type="text/plain")
     else:
         response = await call_next(request)
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
     return response
-
-
-def _origins(header: str) -> tuple[str, str]:
-    """The origins of a page that was loaded from a host."""
-    return f"http://{header.lower()}", f"https://{header.lower()}"
 
 
 def _is_own(header: str, host: str) -> bool:
