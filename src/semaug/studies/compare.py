@@ -307,18 +307,17 @@ def _conclusion(base: ArmResult, *others: ArmResult) -> str:
         return f"No run other than those of {name} has finished: nothing can be compared."
     if all(difference.count == 1 for _, difference in known):
         return "One seed shows nothing: another seed may reverse every difference. Give more `seeds`."
-    clear = [_separation(title, difference, name) for title, difference in known if difference.separates]
+    clear = []
+    for title, difference in known:
+        if difference.separates:
+            side = "above" if difference.mean > 0 else "below"
+            points = f"{abs(difference.mean):.1f} ± {difference.error:.1f} points"
+            why = [] if difference.p is None else [f"p = {_p(difference.p)}".replace("= <", "< ")]
+            why += ["may be chance with so few seeds"] if difference.p is None or difference.p >= CHANCE else []
+            clear.append(f"{title} is {side} {name} by {points} over {difference.count} seeds ({', '.join(why)})")
     if clear:
         return "; ".join(clear) + "."
     return f"No difference to {name} is larger than twice its standard error: the runs do not separate these methods."
-
-
-def _separation(title: str, difference: Difference, base: str) -> str:
-    side = "above" if difference.mean > 0 else "below"
-    points = f"{abs(difference.mean):.1f} ± {difference.error:.1f} points"
-    why = [] if difference.p is None else [f"p = {_p(difference.p)}".replace("= <", "< ")]
-    why += ["may be chance with so few seeds"] if difference.p is None or difference.p >= CHANCE else []
-    return f"{title} is {side} {base} by {points} over {difference.count} seeds ({', '.join(why)})"
 
 
 def _p(p: float) -> str:

@@ -95,17 +95,12 @@ def _draw_points(axes: "Axes", plot: Panel, classes: int) -> None:
     for c in range(classes):
         colour, shape = COLOURS[c % 8], marker(c)
         size = {"*": 62, "P": 40, "X": 40}.get(shape, 30)
-        hollow: dict[str, Any] = {
-            "s": 0.6 * size,
-            "facecolors": "none",
-            "edgecolors": colour,
-            "linewidths": 0.8,
-            "alpha": 0.8,
-        }
-        solid: dict[str, Any] = {"s": size, "facecolors": colour, "edgecolors": "white", "linewidths": 0.6}
+        hollow = {"s": 0.6 * size, "facecolors": "none", "edgecolors": colour, "linewidths": 0.8, "alpha": 0.8}
+        solid = {"s": size, "facecolors": colour, "edgecolors": "white", "linewidths": 0.6}
         for augmented, look in ((1, hollow), (0, solid)):
             x, y = plot.places[plot.members(c, bool(augmented))].T
-            axes.scatter(x, y, marker=shape, gid=f"points-{c}-{augmented}", zorder=3 - augmented, **look)
+            own: dict[str, Any] = {"gid": f"points-{c}-{augmented}", "zorder": 3 - augmented, **look}
+            axes.scatter(x, y, marker=shape, **own)
 
 
 def scatter_fragment(block: Block, thumbnails: npt.NDArray[np.uint8], names: Sequence[str]) -> str:
@@ -131,22 +126,15 @@ def scatter_fragment(block: Block, thumbnails: npt.NDArray[np.uint8], names: Seq
 
 
 @style()
-def _alone(plot: Panel, classes: int) -> "Figure":
-    """A scatter plot without title, frame and legend."""
+def _interactive(plot: Panel, classes: Sequence[str], names: Sequence[str]) -> str:
+    """The SVG of a scatter plot without title, frame and legend, with the data of each point for the script."""
     figure, [axes] = panels(1, 1, (3.8, 3.8), (0.1, 0.1, 0.05, 0.1))
     axes.spines[:].set_visible(False)
-    _draw_points(axes, plot, classes)
-    return figure
-
-
-def _interactive(plot: Panel, classes: Sequence[str], names: Sequence[str]) -> str:
-    """The SVG of a scatter plot with the data of each point for the script."""
-    svg = to_svg(_alone(plot, len(classes)), "").replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
+    _draw_points(axes, plot, len(classes))
+    svg = to_svg(figure, "").replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
     root = ElementTree.fromstring(svg)
-    root.attrib |= {"class": "cloud", "role": "group"}
-    root.set(
-        "aria-label", f"{clean(plot.title)}: {len(plot.places)} features; use the arrow keys to go from point to point"
-    )
+    label = f"{clean(plot.title)}: {len(plot.places)} features; use the arrow keys to go from point to point"
+    root.attrib |= {"class": "cloud", "role": "group", "aria-label": label}
     groups = {group.get("id"): group for group in root.iter("g")}
     tabindex = "0"
     for augmented in (1, 0):
@@ -159,12 +147,8 @@ def _interactive(plot: Panel, classes: Sequence[str], names: Sequence[str]) -> s
             marks = [mark for mark in group.iter() if mark.tag == "use" or (mark.tag == "path" and not mark.get("id"))]
             for mark, i in zip(marks, members, strict=True):
                 hint = clean(names[plot.images[i]]) + (", augmented" if augmented else "")
-                mark.attrib |= {
-                    "class": "point",
-                    "role": "img",
-                    "tabindex": tabindex,
-                    "aria-label": f"{clean(name)}, {hint}",
-                }
+                label = f"{clean(name)}, {hint}"
+                mark.attrib |= {"class": "point", "role": "img", "tabindex": tabindex, "aria-label": label}
                 mark.attrib |= {"data-class": str(c), "data-name": clean(name), "data-hint": hint}
                 mark.set("data-image", str(plot.images[i]))
                 tabindex = "-1"

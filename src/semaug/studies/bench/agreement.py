@@ -6,6 +6,7 @@ the head, where the engines hardly differ (on a ResNet less than a hundredth pas
 comparison is therefore repeated with the head left out of the pseudo update, which leaves the backbone's part alone.
 """
 
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,7 +39,11 @@ def compare_engines(
     Returns:
         The name of the reference, the agreement of each pair, and notes about what was left out or failed.
     """
-    reason = _left_out(timings)
+    slow, reason = timings.get(ENGINES["double_backward"]), None  # a failed timing is no reason: this batch is smaller
+    if slow is None:
+        reason = "it was skipped"
+    elif slow.failure is None and (seconds := statistics.median(slow.seconds)) > SLOW_COMPARISON:
+        reason = f"it took {seconds:.1f} s per step"
     allowed = [engine for engine in ENGINES if reason is None or engine != "double_backward"]
     engines = [engine for engine in allowed if (own := timings.get(ENGINES[engine])) and own.failure is None]
     notes = [] if reason is None else [f"double backward was left out of the comparison of meta-gradients: {reason}"]
@@ -76,23 +81,14 @@ def compare_engines(
         notes.append(f"{config.model} draws random numbers, which differ between precisions: no reference was computed")
     pairs = [(_title("jvp"), _title("double_backward"))]
     pairs += [(_title(engine), reference) for engine in engines if reference is not None]
-    agreements = [
-        _agreement(part, *pair, *(gradients[part, title] for title in pair))
-        for part in parts
-        for pair in pairs
-        if all((part, title) in gradients for title in pair)
-    ]
+    agreements = []
+    for part, (of, against) in itertools.product(parts, pairs):
+        if (part, of) in gradients and (part, against) in gradients:
+            first, second = gradients[part, of], gradients[part, against]
+            cosine = float(first @ second / (first.norm() * second.norm()).clamp_min(1e-300))
+            error = float((first - second).norm() / second.norm().clamp_min(1e-300))
+            agreements.append(Agreement(part, of, against, cosine, error))
     return reference, agreements, notes
-
-
-def _left_out(timings: Mapping[str, Timing]) -> str | None:
-    """Why double backward is left out. A failure in the timing is no reason: the comparison uses a smaller batch."""
-    timing = timings.get(ENGINES["double_backward"])
-    if timing is None:
-        return "it was skipped"
-    if timing.failure is None and (seconds := statistics.median(timing.seconds)) > SLOW_COMPARISON:
-        return f"it took {seconds:.1f} s per step"
-    return None
 
 
 def _title(engine: Engine) -> str:
@@ -118,11 +114,6 @@ def _meta_gradient(
         raise RuntimeError("it is not finite")
     drawn = any(a is not None and b is not None and not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     return gradients[0], drawn
-
-
-def _agreement(part: UpdatePart, of: str, against: str, first: Tensor, second: Tensor) -> Agreement:
-    cosine = float(first @ second / (first.norm() * second.norm()).clamp_min(1e-300))
-    return Agreement(part, of, against, cosine, float((first - second).norm() / second.norm().clamp_min(1e-300)))
 
 
 @contextmanager
