@@ -1,4 +1,4 @@
-"""MkDocs hook that converts formulas to MathML when the site is built, so that pages need no script."""
+"""MkDocs hook that converts formulas to MathML, so that pages need no script, and keeps figures on one line."""
 
 import html
 import re
@@ -10,8 +10,8 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Convert every formula of a page."""
-    return _FORMULA.sub(_mathml, content)
+    """Convert every formula of a page, and keep "71.8 ± 0.7" and "32 %" on one line."""
+    return re.sub(r"(?<=\d) (?=[±%])|(?<=±) (?=\d)", "\N{NO-BREAK SPACE}", _FORMULA.sub(_mathml, content))
 
 
 def _mathml(match: re.Match[str]) -> str:
