@@ -153,7 +153,8 @@ def test_a_head_that_is_not_linear_raises_an_error(head):
 
 WRONG = {
     "NaN features": (lambda x, y: (x * math.nan, y, 1.0), "NaN or infinite"),
-    "features of other width": (lambda x, y: (x[:, 1:], y, 1.0), "weight must have shape"),
+    "features of other width": (lambda x, y: (x[:, 1:], y, 1.0), r"features must have shape \(N, \d+\), as they enter"),
+    "features before pooling": (lambda x, y: (x[:, :, None, None], y, 1.0), "as they enter the head"),
     "an empty batch": (lambda x, y: (x[:0], y[:0], 1.0), "the batch is empty"),
     "labels out of range": (lambda x, y: (x, y + CLASSES, 1.0), "labels must lie in 0 … 2"),
     "int32 labels": (lambda x, y: (x, y.int(), 1.0), "must be int64"),

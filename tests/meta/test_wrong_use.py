@@ -79,6 +79,8 @@ MISTAKES: dict[str, tuple[Case, str]] = {
         lambda x, y: learner(meta_optimizer=sgd(semaug.CovNet(8))),
         "meta_optimizer has none of the parameters of this CovNet",
     ),
+    "the name of a source": (lambda x, y: learner(source="covnet"), "source must be a semaug.Source, not a str"),
+    "another's state": (lambda x, y: learner().load_state_dict({"source": {}}), "no state of LearnableAugmentation"),
     "a rate as optimiser": (lambda x, y: learner(optimizer=0.1), "optimizer must be a torch optimiser, not a float"),
     "a function as model": (
         lambda x, y: semaug.LearnableAugmentation(torch.relu, sgd(Classifier())),  # type: ignore[arg-type]

@@ -83,6 +83,9 @@ class ISDALoss(nn.Module):
         expected = (self.covariance.num_classes, self.covariance.feature_dim)
         if tuple(weight.shape) != expected:
             raise ValueError(f"the head's weight must have shape {expected}, not {tuple(weight.shape)}")
+        if features.ndim != 2 or features.shape[1] != expected[1]:
+            shape = tuple(features.shape)
+            raise ValueError(f"features must have shape (N, {expected[1]}), as they enter the head, not {shape}")
         value = self.strength.value if strength is None else strength
         check_inputs(features, labels, weight, bias, value, validate=True)
         follow = self.training and strength is None

@@ -119,6 +119,8 @@ class LearnableAugmentation:
                 raise ValueError(f"{option} must be at least 1, not {value}")
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm must be positive, not {clip_norm}")
+        if source is not None and not isinstance(source, Source):
+            raise ValueError(f"source must be a semaug.Source, not a {type(source).__name__}")
         if isinstance(model, nn.Module) and frozen_blocks == "auto" and source is not None and not _learned(source):
             frozen_blocks = 0  # there is no pseudo update
         self.network = _as_network(model, frozen_blocks, sync_batch_norm)
@@ -270,7 +272,12 @@ class LearnableAugmentation:
 
         Args:
             state: What :meth:`state_dict` returned, from any device.
+
+        Raises:
+            ValueError: If it is another state.
         """
+        if missing := self.state_dict().keys() - state.keys():
+            raise ValueError(f"this is no state of {type(self).__name__}: it lacks {', '.join(sorted(missing))}")
         self.source.load_state_dict(state["source"])
         if self.meta_optimizer is not None:
             load_optimizer_state(self.meta_optimizer, state["meta_optimizer"])
