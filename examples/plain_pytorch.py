@@ -30,15 +30,15 @@ def main() -> None:
     model = build_model("small", SPECIES, 64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
-    learner = semaug.LearnableAugmentation(model, optimizer, strength=2.0)
+    learner = semaug.LearnableAugmentation(model, optimizer)  # the strength λ sets itself
     loader = DataLoader(birds("train", PER_SPECIES), batch_size=50, shuffle=True, drop_last=True)
     test = DataLoader(birds("test", PER_SPECIES // 4), batch_size=50)
     scores = MetricCollection([MulticlassAccuracy(SPECIES, average="micro"), MulticlassCalibrationError(SPECIES)])
     loss = MeanMetric()
     for epoch in range(EPOCHS):
         model.train()
-        learner.set_progress(epoch / EPOCHS)
-        for images, labels in loader:
+        for step, (images, labels) in enumerate(loader):
+            learner.set_progress((epoch + step / len(loader)) / EPOCHS)
             loss.update(learner.step(images, labels)["train_loss"])
         scheduler.step()
         model.eval()
