@@ -4,9 +4,9 @@ import io
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, cast
+from typing import Annotated, ClassVar, TypeVar, cast
 
 import tyro
 from rich.console import Console
@@ -16,7 +16,6 @@ from semaug.isda.precision import LARGEST_STRENGTH
 from semaug.isda.strength import StrengthOption
 from semaug.network.network import FrozenBlocks
 from semaug.studies.grid import Candidate, CompareConfig
-from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.util.errors import SettingError, TrainingError
 from semaug.util.names import printable
@@ -24,26 +23,8 @@ from semaug.util.ranges import Jobs, Range, Seed, setting
 
 Value = TypeVar("Value")
 
-
-@dataclass(frozen=True)
-class _Augmentation(Augmentation):
-    """Settings of the augmentation that all runs share."""
-
-    strength: Annotated[StrengthOption, tyro.conf.Suppress] = "auto"
-    frozen_blocks: Annotated[FrozenBlocks, tyro.conf.Suppress] = "auto"
-
-
-@dataclass(frozen=True)
-class _Training(TrainConfig):
-    """Settings that all runs share."""  # the suppressed ones are options of `compare` itself, or belong to a run
-
-    model: Annotated[str | None, tyro.conf.Suppress] = None
-    weights: Annotated[Path | None, tyro.conf.Suppress] = None
-    method: Annotated[str, tyro.conf.Suppress] = "learnable"
-    output: Annotated[Path | None, tyro.conf.Suppress] = None
-    seed: Annotated[int, tyro.conf.Suppress] = 0
-    resume: Annotated[bool, tyro.conf.Suppress] = True
-    augmentation: _Augmentation = field(default_factory=_Augmentation)
+# Settings of a run that are options of `compare` itself, or belong to one run.
+_NOT_SHARED = ("model", "weights", "method", "output", "seed", "resume", "strength", "frozen_blocks")
 
 
 @dataclass(frozen=True)
@@ -77,7 +58,7 @@ class Compare(Command):
     """Number of runs at a time. Default: one for each GPU. Times are compared if runs were trained one by one."""
     output: Path = setting(Path("runs/compare"), "main")
     """Folder of the runs, the tables and the report."""
-    training: _Training = field(default_factory=_Training)
+    training: TrainConfig = field(default_factory=TrainConfig, metadata={"hidden": _NOT_SHARED})
 
     def run(self) -> None:
         from semaug.data.readers import refuse_ambiguity
@@ -98,8 +79,8 @@ class Compare(Command):
         """Convert the options to settings of the library."""
         weights = _by_network("weights", self.weights, lambda text: Path(text).expanduser())
         frozen = _by_network("frozen_blocks", self.frozen_blocks, _frozen_blocks)
-        augmentation = replace(_as(Augmentation, self.training.augmentation), frozen_blocks=frozen.pop("", "auto"))
-        training = replace(_as(TrainConfig, self.training), weights=weights.pop("", None), augmentation=augmentation)
+        augmentation = replace(self.training.augmentation, frozen_blocks=frozen.pop("", "auto"))
+        shared = replace(self.training, weights=weights.pop("", None), augmentation=augmentation)
         return CompareConfig(
             method=tuple(map(_candidate, self.method)),
             model=self.model,
@@ -109,14 +90,9 @@ class Compare(Command):
             frozen_blocks=frozen,
             jobs=self.jobs,
             output=self.output,
-            training=training,
+            training=replace(shared, method="learnable"),  # not used: each run has its own
             command=command_line("compare", self),
         )
-
-
-def _as(kind: type[Value], options: Any) -> Value:
-    """The same options as another dataclass."""
-    return kind(**{option.name: getattr(options, option.name) for option in fields(cast(Any, kind))})
 
 
 def _candidate(text: str) -> Candidate:

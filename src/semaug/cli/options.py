@@ -3,7 +3,7 @@
 import ast
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache, reduce
 from itertools import pairwise
@@ -67,31 +67,30 @@ def ungrouped(parsed: Any) -> Any:
 
 def _build(kind: type[Value], values: dict[str, Any]) -> Value:
     own: dict[str, Any] = {}
-    for name, hint in _hints(kind).items():
-        if is_dataclass(hint):
-            own[name] = _build(cast(type, hint), values)
-        elif name in values:
-            own[name] = values[name]
+    hints = get_type_hints(kind)
+    for option in fields(cast(Any, kind)):
+        if is_dataclass(hints[option.name]):
+            hidden = option.metadata.get("hidden", ())
+            shown = {name: value for name, value in values.items() if name not in hidden}
+            own[option.name] = _build(hints[option.name], shown)
+        elif option.name in values:
+            own[option.name] = values[option.name]
     return kind(**own)
 
 
-def _hints(kind: type) -> dict[str, Any]:
-    """The types of the options that are shown, by name."""
-    hints = get_type_hints(kind, include_extras=True)
-    names = [option.name for option in fields(cast(Any, kind))]
-    return {name: hints[name] for name in names if tyro.conf.Suppress not in getattr(hints[name], "__metadata__", ())}
+def options(kind: type, hidden: Collection[str] = ()) -> Iterator[tuple[Field[Any], Any, Any]]:
+    """The options of a command, nested ones too: field, type, and the configuration of its help.
 
-
-def options(kind: type) -> Iterator[tuple[Field[Any], Any, Any]]:
-    """The options of a command, nested ones too: field, type, and the configuration of its help."""
-    texts, limits = _texts(kind), ranges(kind)
+    The metadata of a nested dataclass may name fields in it that are hidden, and have their default.
+    """
+    texts, limits, hints = _texts(kind), ranges(kind), get_type_hints(kind, include_extras=True)
     for option in fields(cast(Any, kind)):
-        hint = _hints(kind).get(option.name)
-        if hint is None:
+        if option.name in hidden:
             continue
+        hint = hints[option.name]
         members = [member for member in get_args(hint) if is_dataclass(getattr(member, "__origin__", None))]
         if is_dataclass(hint):
-            yield from options(cast(type, hint))
+            yield from options(cast(type, hint), (*hidden, *option.metadata.get("hidden", ())))
         elif members:  # subcommands
             yield option, reduce(or_, (Annotated[grouped(m.__origin__), *m.__metadata__] for m in members)), None
         else:
