@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import ranks
+import semaug
 from forks import run_ranks
 from scripts import scaling
 from semaug.meta.updates import MicroBatch
+from semaug.network import Network
 from semaug.util import distributed
 
 
@@ -106,6 +108,10 @@ def test_a_local_pseudo_update_is_refused_where_it_has_no_meaning() -> None:
     for options in ({"order": "pipelined"}, {"sync_batch_norm": True}):
         with pytest.raises(ValueError, match="pseudo='local' excludes"):
             ranks.learner_of(ranks.Case(options={"pseudo": "local", **options}))
+    model = ranks.Net(nn.BatchNorm2d)
+    network, sgd = Network(model, sync_batch_norm=True), torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="pseudo='local' excludes sync_batch_norm"):
+        semaug.LearnableAugmentation(network, sgd, pseudo="local")
     with pytest.raises(ValueError, match="pseudo must be"):
         ranks.learner_of(ranks.Case(options={"pseudo": "both"}))
 

@@ -290,6 +290,20 @@ def test_batchnorm_statistics_move_once_per_half_step(order: str) -> None:
         assert counts == {2 * steps}
 
 
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+def test_layers_converted_to_torchs_sync_batch_norm_train_like_batch_norm(order: Any) -> None:
+    states = []
+    for convert in (nn.SyncBatchNorm.convert_sync_batchnorm, lambda model: model):
+        torch.manual_seed(0)
+        model = convert(TinyNet().double())
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        learner = semaug.LearnableAugmentation(model, sgd, semaug.CovNet(6).double(), order=order, strength=10.0)
+        for images, labels in batches(2):
+            learner.step(images, labels)
+        states.append({**model.state_dict(), **learner.source.state_dict()})
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
 def test_pseudo_update_touches_neither_parameters_nor_optimiser() -> None:
     learner, _ = pair(1, "paper", {"momentum": 0.9})
     images, labels = batches(1)[0]

@@ -58,7 +58,8 @@ class LearnableAugmentation:
         check_values: Check labels and features for values that cannot be right. The host then waits for the GPU.
         pseudo: ``"global"``: the pseudo update uses the images of all ranks. ``"local"``: each rank uses its own images
             and meta loss, as in the authors' code, which communicates less.
-        sync_batch_norm: BatchNorm normalises over the images of all ranks; otherwise over each rank's own.
+        sync_batch_norm: BatchNorm normalises over the images of all ranks; otherwise over each rank's own, unless the
+            model has layers of the class `torch.nn.SyncBatchNorm`.
         graphs: On a GPU, replay steps as CUDA graphs (:mod:`semaug.meta.graphs`): the same numbers in less time. This
             needs ``check_values=False`` and optimisers made with ``fused=True`` (SGD) or ``capturable=True``, whose
             learning rates are tensors on the GPU. Otherwise, and where the network does not allow it, steps run as
@@ -112,8 +113,6 @@ class LearnableAugmentation:
         _check_choice("pseudo", pseudo, PseudoUpdate)
         if pseudo == "local" and order == "pipelined":
             raise ValueError("pseudo='local' excludes order='pipelined', where the real update is the pseudo update")
-        if pseudo == "local" and sync_batch_norm:
-            raise ValueError("pseudo='local' excludes sync_batch_norm")
         for option, value in (("interval", interval), ("micro_batch", 1 if micro_batch is None else micro_batch)):
             if value < 1:
                 raise ValueError(f"{option} must be at least 1, not {value}")
@@ -124,6 +123,8 @@ class LearnableAugmentation:
         if isinstance(model, nn.Module) and frozen_blocks == "auto" and source is not None and not _learned(source):
             frozen_blocks = 0  # there is no pseudo update
         self.network = _as_network(model, frozen_blocks, sync_batch_norm)
+        if pseudo == "local" and self.network.sync_batch_norm:
+            raise ValueError("pseudo='local' excludes sync_batch_norm")
         self.optimizer = optimizer
         if class_weights is not None and class_weights.shape != (self.network.num_classes,):
             raise ValueError(f"need {self.network.num_classes} class_weights, not {tuple(class_weights.shape)}")

@@ -85,7 +85,8 @@ class Network:
         compile: Backend of `torch.compile` for ordinary passes, such as "inductor"; None does not compile.
         composite: How to run a model with several losses. Default: the model's output, or the ``logits`` of its output,
             is that of the head.
-        sync_batch_norm: Whether BatchNorm normalises by the images of all ranks.
+        sync_batch_norm: Whether BatchNorm normalises by the images of all ranks. With several ranks, layers of the
+            class `torch.nn.SyncBatchNorm` imply it, for all layers.
 
     Raises:
         ValueError: The model has no single linear head, `frozen_blocks` is out of range or the model has no stem to
@@ -112,6 +113,8 @@ class Network:
         self.model = unwrapped(model)
         if isinstance(self.model, torch.jit.ScriptModule):
             raise ValueError("a TorchScript module cannot be split; pass the Python module that it was made from")
+        has_sync = any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules())
+        sync_batch_norm = sync_batch_norm or (has_sync and distributed.is_running())
         if compile is not None and composite is not None:
             raise ValueError("compile does not go with a composite model, whose pass is more than a call")
         if compile is not None and sync_batch_norm:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils import _pytree as pytree
 
 from semaug.network.randomness import RandomState, random_state, restored_random_state, set_random_state
@@ -55,6 +55,12 @@ class Tape:
         return cls(images.detach(), random_state(images.device), late=OperatorRecord() if record else None)
 
 
+class _SyncBatchNorm(nn.SyncBatchNorm):
+    """torch's layer in a view: it calls `F.batch_norm`, which can be differentiated twice and in forward mode."""
+
+    forward = _BatchNorm.forward
+
+
 class View:
     """A shallow copy of a model that follows the model's later changes.
 
@@ -92,7 +98,8 @@ class View:
     ) -> nn.Module:
         if module in seen:
             return seen[module]
-        copy: nn.Module = module.__class__.__new__(module.__class__)
+        kind = _SyncBatchNorm if type(module) is nn.SyncBatchNorm else module.__class__
+        copy: nn.Module = kind.__new__(kind)
         copy.__dict__.update(module.__dict__)
         seen[module] = copy
         self._pairs.append((module, copy))
