@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as F
 from semaug.cli.main import main
 from semaug.data.readers import read_data
 from semaug.inference import Classifier, load_classifier, open_classifier
-from semaug.inference.calibration import choose_threshold, fit_temperature
+from semaug.inference.calibration import _rounded, choose_threshold, fit_temperature
 from semaug.inference.ensemble import ensemble
 from semaug.inference.evaluation import evaluate
 from semaug.inference.manifest import add
@@ -107,6 +107,12 @@ def test_unsure_answers_are_refused(
     assert f"{sum(row['accepted'] == 'yes' for row in rows)} answers accepted" in output.err
     assert main(["predict", str(run), str(photos / "test"), "--reject", "0.1"]) == 2
     assert "is not calibrated; run semaug evaluate RUN --calibrate first" in capsys.readouterr().err
+
+
+def test_every_answer_reaches_its_own_confidence_as_threshold() -> None:
+    sure = torch.tensor([1.0, 1 - 2**-24, 0.9999996, 0.8765437, 0.5, 1e-5 / 3])
+    for own, stored in zip(sure, _rounded(sure), strict=True):
+        assert 0 <= float(own) - stored < 1e-6
 
 
 def test_the_threshold_accepts_as_many_as_the_error_allows() -> None:

@@ -8,6 +8,7 @@ calibration.json also holds the confidence of every answer on these images. From
 allows, the confidence below which an answer is refused.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -115,7 +116,8 @@ def calibrate(
 
 
 def _rounded(confidences: Tensor) -> list[float]:
-    return [round(value, 6) for value in confidences.clamp(0, 1).sort(descending=True).values.tolist()]
+    """The confidences in descending order, with six digits; rounded down, so that each reaches itself as threshold."""
+    return [math.floor(value * 1e6) / 1e6 for value in confidences.clamp(0, 1).sort(descending=True).values.tolist()]
 
 
 def _reliability(logits: Tensor, labels: Tensor) -> Reliability:
