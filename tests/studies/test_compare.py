@@ -13,13 +13,22 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from photos import photo_folder
+from photos import photo_folder, quick_config
 from semaug.cli.main import main
-from semaug.inference.manifest import sign
-from semaug.studies.compare import ArmResult, Comparison, FinishedRun, ValidationSplit, read_results
+from semaug.data.readers import read_data
+from semaug.inference.manifest import add, sign
+from semaug.studies.compare import (
+    ArmResult,
+    Comparison,
+    FinishedRun,
+    ValidationSplit,
+    _refuse_other_inputs,
+    read_results,
+)
 from semaug.studies.grid import Arm, Candidate, CompareConfig
 from semaug.studies.paired import Difference, paired
-from semaug.util.errors import SettingError
+from semaug.training.trainer import train
+from semaug.util.errors import DataError, SettingError
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -121,10 +130,25 @@ def test_a_damaged_run_is_repeated_or_named(
     shown = capsys.readouterr()
     assert f"Failed: {run.name}: " in shown.out
     assert "metrics.jsonl is damaged or was changed" in shown.out
-    sign(run)
+    add(run, "metrics.jsonl")
     assert semaug(photos, output, *options) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("semaug: ")]
     assert line.endswith("metrics.jsonl line 1: val_top1 should be from 0 to 1")
+
+
+def test_runs_on_other_images_or_from_other_weights_are_not_compared(photos: Path, first: Path, tmp_path: Path) -> None:
+    data, weights = Path(shutil.copytree(photos, tmp_path / "photos")), tmp_path / "start.safetensors"
+    models = [file / "model.safetensors" for file in sorted((first / "runs").glob("*-s0"))]
+    shutil.copy(models[0], weights)
+    config = quick_config(data, tmp_path / "run", method="basic", epochs=1, weights=weights)
+    train(config)
+    _refuse_other_inputs([config], read_data(str(data)))
+    shutil.copy(models[1], weights)
+    with pytest.raises(DataError, match=r"start.safetensors changed since .*run was trained"):
+        _refuse_other_inputs([config], read_data(str(data)))
+    min((data / "train").rglob("*.png")).unlink()
+    with pytest.raises(DataError, match="the classes or images of photos changed since"):
+        _refuse_other_inputs([config], read_data(str(data)))
 
 
 def test_a_run_that_fails_is_named_and_the_others_finish(

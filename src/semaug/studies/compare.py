@@ -1,6 +1,7 @@
 """`semaug compare`: train every method with every seed, and say what the runs show."""
 
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,9 +11,12 @@ from typing import Any
 from rich.table import Table
 
 from semaug.data.readers import read_data, training_splits
-from semaug.inference.manifest import is_complete
+from semaug.data.samples import DataSet
+from semaug.inference.manifest import checksum, is_complete, read_manifest
 from semaug.inference.runs import read_evaluation, read_metrics
+from semaug.network.models import weights_file
 from semaug.report import write_report
+from semaug.report.html import PAGE_START
 from semaug.report.reading import as_text
 from semaug.studies.bench.result import versions
 from semaug.studies.grid import Arm, CompareConfig
@@ -27,6 +31,7 @@ from semaug.util.locks import locked
 from semaug.util.progress import Progress
 from semaug.util.untrusted import read_json
 
+_OUR_JOBS = re.compile(rb'\{\}|\{\n  "[^"\n]*-s\d+": \d')  # how jobs.json begins: the name of a run
 _MOST_REPORTED = 12  # runs; the curves of more cannot be distinguished in the report
 
 
@@ -228,12 +233,15 @@ def compare(config: CompareConfig) -> Comparison:
         >>> result.conclusions  # doctest: +SKIP
     """
     config.check()
-    split, plan, jobs = _validation_split(config), config.runs(), config.jobs or default_jobs()
+    data, split = _read_data(config)
+    plan, jobs = config.runs(), config.jobs or default_jobs()
     names = ("jobs.json", "comparison.json", "comparison.md", "report.html")
     jobs_file, file, markdown, page = (config.output / name for name in names)
     with locked(config.output):
-        refuse_foreign(jobs_file, b"{", beside=(file, markdown, page))
+        refuse_foreign(jobs_file, _OUR_JOBS, beside=(file, markdown, page))
+        refuse_foreign(page, PAGE_START)
         missing = [run for run in plan if not is_complete(required(run.output), weights=False)]
+        _refuse_other_inputs([run for run in plan if run not in missing], data)
         alone = _note_jobs(jobs_file, plan, missing, jobs)
         failures = train_all(missing, jobs, config.output / "logs", Progress(), finished=len(plan) - len(missing))
         failed = {run.name: reason for run, reason in failures.items()}
@@ -244,15 +252,29 @@ def compare(config: CompareConfig) -> Comparison:
     return comparison
 
 
-def _validation_split(config: CompareConfig) -> ValidationSplit:
+def _read_data(config: CompareConfig) -> tuple[DataSet, ValidationSplit]:
     """Read the data before anything is trained, so that mistakes show early."""
     shared = config.training
     with Progress().task(f"fetching {shared.data}", 0) as advance:
         data = read_data(config.data, shared.data_root, download=shared.download, progress=advance)
     splits = training_splits(data, shared.select, shared.val_per_class, shared.val_fraction, config.seeds[0])
-    if not len(splits["val"]):
-        raise DataError(f"{data.name} leaves no images to validate on; give a larger `val_per_class`")
-    return ValidationSplit(len(splits["val"]), shared.select == "val" and "val" not in data.splits, "test" in splits)
+    drawn = shared.select == "val" and "val" not in data.splits
+    return data, ValidationSplit(len(splits["val"]), drawn, "test" in splits)
+
+
+def _refuse_other_inputs(finished: Sequence[TrainConfig], data: DataSet) -> None:
+    """Raise a DataError if finished runs were trained on other images or from other weights than there are now."""
+    if not finished:
+        return
+    images = data.fingerprint()
+    weights = {run.weights: None if run.weights is None else checksum(weights_file(run.weights)) for run in finished}
+    for run in finished:
+        folder = required(run.output)
+        manifest = read_manifest(folder)
+        same = manifest.get("data") == images, manifest.get("weights") == weights[run.weights]
+        if not all(same):
+            what = str(run.weights) if same[0] else f"the classes or images of {data.name}"
+            raise DataError(f"{what} changed since {folder} was trained; restore them, or choose another `output`")
 
 
 def _note_jobs(file: Path, plan: Sequence[TrainConfig], missing: Sequence[TrainConfig], jobs: int) -> bool:

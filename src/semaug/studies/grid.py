@@ -127,7 +127,9 @@ class CompareConfig:
         for file in (*self.weights.values(), self.training.weights):
             if file is not None and not file.exists():
                 raise SettingError(f"`weights`: there is no file or run {file}")
-        self.runs()  # which checks the settings of each
+        repeated = [run for run, count in Counter(run.output for run in self.runs()).items() if count > 1]
+        if repeated:
+            raise SettingError(f"two of the methods have the same settings: {required(repeated[0]).name}")
 
     def arms(self) -> Iterator[Arm]:
         """Iterate over networks × methods × strengths; a method without Σ has one arm for each network."""
