@@ -105,6 +105,8 @@ def test_runs_that_do_not_go_together_are_refused(good: Path, run: Path, colours
     seed = train(quick_config(colours, tmp_path / "seed", method="basic", epochs=1, seed=1))
     with pytest.raises(RunError, match="held out for validation; train runs with the same `seed`"):
         soup([good, seed], tmp_path / "soup")
+    for split, code in (("val", 2), ("test", 0)):  # an ensemble may have held out different images if it is tested
+        assert main(["evaluate", str(good), str(seed), "--split", split]) == code
     last = train(quick_config(colours, tmp_path / "last", method="basic", epochs=1, select="last"))
     with pytest.raises(RunError, match="held out no validation images"):
         soup([good, last], tmp_path / "soup")

@@ -150,6 +150,39 @@ def test_damaged_results_are_restored_from_the_checkpoints(run: Path, data: Path
     assert (run / name).read_bytes() == before
 
 
+def test_only_checkpoints_are_deleted_at_the_end(run: Path, data: Path, semaug: Command) -> None:
+    (run / "checkpoints" / "last.damaged").write_text("that of an earlier resume")
+    (run / "checkpoints" / "notes.txt").write_text("mine")
+    again = [option for option in arguments(data, run) if option != "--keep-checkpoints"]
+    assert semaug(*again)[0] == 0
+    assert [file.name for file in (run / "checkpoints").iterdir()] == ["notes.txt"]
+
+
+def test_a_finished_run_is_not_trained_again_if_its_metrics_are_gone(run: Path, data: Path, semaug: Command) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+    before = contents(run)
+    code, shown = semaug(*arguments(data, run))
+    assert (code, "holds a run without its checkpoints" in shown) == (2, True)
+    assert contents(run) == before
+
+
+def test_an_output_inside_the_data_is_one_sentence(own_data: Path, semaug: Command) -> None:
+    code, shown = semaug(*arguments(own_data, own_data / "runs" / "first"))
+    assert code == 2
+    assert f"delete {own_data}/runs/first, which is inside the data, and choose another --output" in shown
+
+
+def test_data_without_validation_images_are_one_sentence(own_data: Path, tmp_path: Path, semaug: Command) -> None:
+    code, shown = semaug(*arguments(own_data, tmp_path / "run"), "--val-per-class", 0)
+    assert (code, "photos leaves no images to validate on: --val-per-class is 0" in shown) == (2, True)
+    for folder in own_data.iterdir():
+        for file in sorted(folder.iterdir())[1:]:
+            file.unlink()
+    code, shown = semaug(*arguments(own_data, tmp_path / "run"))
+    assert (code, "leaves no images to validate on: no class has two training images" in shown) == (2, True)
+
+
 def test_an_output_folder_that_is_deleted_is_noticed_at_the_next_save(
     data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +276,12 @@ def test_a_run_does_not_resume_from_other_weights(
     assert semaug(*arguments(data, tmp_path / "run"), *options)[0] == 0
 
 
+def test_weights_of_a_damaged_run_are_refused(run: Path, data: Path, tmp_path: Path, semaug: Command) -> None:
+    flip(run / "model.safetensors")
+    code, shown = semaug(*arguments(data, tmp_path / "further"), "--weights", run)
+    assert (code, "model.safetensors is damaged or was changed" in shown) == (2, True)
+
+
 def test_the_same_images_with_other_dates_are_the_same_data(
     own_data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,10 +333,34 @@ def test_a_flipped_bit_is_one_sentence(run: Path, data: Path, tmp_path: Path, se
     assert not (tmp_path / "exported").exists()
 
 
-@pytest.mark.parametrize("name", ["classes.json", "evaluation.json"])
+def test_a_split_that_was_removed_is_not_drawn_again(run: Path, semaug: Command) -> None:
+    (run / "split.json").unlink()
+    code, shown = semaug("evaluate", run, "--split", "val")
+    assert (code, f"there is no file {run / 'split.json'}" in shown) == (2, True)
+
+
+def test_scores_that_were_changed_are_not_exported(run: Path, tmp_path: Path, semaug: Command) -> None:
+    content = json.loads((run / "evaluation.json").read_text())
+    (run / "evaluation.json").write_text(json.dumps({**content, "top1": 1.0}))
+    code, shown = semaug("export", run, tmp_path / "exported", "--no-onnx")
+    assert (code, "evaluation.json is damaged or was changed" in shown) == (2, True)
+    assert not (tmp_path / "exported").exists()
+
+
+def test_metrics_that_were_changed_are_not_drawn(run: Path, tmp_path: Path, semaug: Command) -> None:
+    content = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(content.replace('"strength": ', '"strength": 9'))
+    code, shown = semaug("figures", "augmentations", run, "--output", tmp_path / "figures")
+    assert (code, "metrics.jsonl is damaged or was changed" in shown) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["classes.json", "evaluation.json", "config.json", "metrics.jsonl", "samples.json"])
 def test_a_report_names_results_that_were_changed(run: Path, tmp_path: Path, semaug: Command, name: str) -> None:
-    content = json.loads((run / name).read_text())
-    (run / name).write_text(json.dumps(content[::-1] if isinstance(content, list) else {**content, "top1": 1.0}))
+    if name == "metrics.jsonl":
+        (run / name).write_text((run / name).read_text().replace('"val_top1": 0.', '"val_top1": 0.9'))
+    else:
+        content = json.loads((run / name).read_text())
+        (run / name).write_text(json.dumps(content[::-1] if isinstance(content, list) else {**content, "top1": 1.0}))
     assert semaug("report", run, "--output", tmp_path / "report.html")[0] == 0
     assert f"{name} is damaged or was changed" in (tmp_path / "report.html").read_text()
 
@@ -321,6 +384,7 @@ MINE = "<!doctype html>\n<p>mine"
         (COMPARE, "comparison.json", '{"mine": 1}'),
         (COMPARE, "comparison.md", "mine"),
         (COMPARE, "report.html", MINE),
+        (COMPARE, "jobs.json", '{\n  "mine": 1\n}'),
         ("figures confusions RUN --output OUT", "confusions.html", MINE),
         ("figures confusions RUN --output OUT", "confusions.png", "mine"),
         ("export RUN OUT --no-onnx", "README.md", "mine"),
@@ -330,6 +394,8 @@ MINE = "<!doctype html>\n<p>mine"
         ("data check DATA --json OUT/check.json", "check.json", "[]"),
         ("evaluate RUN --split val --json OUT/scores.json", "scores.json", '{"data": []}'),
         ("predict RUN DATA --output OUT/answers.csv", "answers.csv", "name,price\n"),
+        ("predict RUN DATA --output OUT/labels.csv", "labels.csv", "path,label,split\n1.png,a,train\n"),
+        ("predict RUN DATA --output OUT/l.jsonl", "l.jsonl", '{"path": "1.png", "label": "predictions"}\n'),
     ],
 )
 def test_no_command_replaces_a_file_that_is_not_its_own(
@@ -349,6 +415,8 @@ def test_no_command_replaces_a_file_that_is_not_its_own(
 def test_the_same_command_replaces_its_own_files(finished: Path, data: Path, tmp_path: Path, semaug: Command) -> None:
     for command in (["report", finished, "--output", tmp_path / "report.html"],
                     ["figures", "confusions", finished, "--output", tmp_path],
+                    ["predict", finished, data, "--output", tmp_path / "answers.csv"],
+                    ["predict", finished, data, "--output", tmp_path / "answers.jsonl", "--format", "jsonl"],
                     ["data", "split", data, "--output", tmp_path / "split.csv"]):  # fmt: skip
         assert semaug(*command)[0] == semaug(*command)[0] == 0
     code, shown = semaug("data", "split", data, "--output", tmp_path / "split.csv", "--seed", 1)
@@ -371,12 +439,53 @@ def test_exported_files_have_checksums(run: Path, data: Path, tmp_path: Path, se
         assert (code, f"{name} is damaged or was changed" in shown) == (2, True)
 
 
+def test_a_model_card_that_was_edited_is_not_replaced(run: Path, data: Path, tmp_path: Path, semaug: Command) -> None:
+    folder = tmp_path / "exported"
+    for _ in range(2):  # the second export replaces the first
+        assert semaug("export", run, folder, "--no-onnx")[0] == 0
+    (folder / "README.md").write_text((folder / "README.md").read_text() + "My notes.\n")
+    assert semaug("predict", folder, data)[0] == 0
+    before = contents(folder)
+    code, shown = semaug("export", run, folder, "--no-onnx")
+    assert (code, "README.md was edited and would be replaced; move it, or choose another" in shown) == (2, True)
+    assert contents(folder) == before
+    (folder / "README.md").unlink()
+    assert semaug("export", run, folder, "--no-onnx")[0] == 0
+
+
+def test_an_exported_folder_does_not_guess_which_images_were_held_out(
+    run: Path, data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(data.parent)  # where the name of the data, which is all that it has, is a folder
+    assert semaug("export", run, tmp_path / "exported", "--no-onnx")[0] == 0
+    code, shown = semaug("evaluate", tmp_path / "exported")
+    assert (code, "does not say which images of train it held out" in shown) == (2, True)
+    assert semaug("evaluate", tmp_path / "exported", "--split", "train")[0] == 0
+    code, shown = semaug("figures", "confusions", tmp_path / "exported", "--output", tmp_path / "figures")
+    assert (code, "does not say which images it held out" in shown) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["report RUN --output RUN/report.html", "evaluate RUN --calibrate"])
+def test_a_page_of_another_version_in_a_run_directory_is_renamed(run: Path, semaug: Command, command: str) -> None:
+    words = command.replace("RUN", str(run)).split()
+    (run / "report.html").write_text(MINE)
+    code, shown = semaug(*words)
+    assert (code, "is now report.previous.html" in " ".join(shown.split())) == (0, True)
+    assert (run / "report.previous.html").read_text() == MINE
+    assert semaug(*words)[0] == 0
+    (run / "report.html").write_text("mine too")
+    code, shown = semaug(*words)
+    assert (code, "report.html exists and is something else" in shown) == (2, True)
+    assert (run / "report.html").read_text() == "mine too"
+    assert (run / "report.previous.html").read_text() == MINE
+
+
 # -- one writer ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["train", "compare", "reproduce"])
+@pytest.mark.parametrize("command", ["train", "compare", "reproduce", "export"])
 def test_a_folder_has_one_writer(
-    data: Path, tmp_path: Path, semaug: Command, command: str, monkeypatch: pytest.MonkeyPatch
+    finished: Path, data: Path, tmp_path: Path, semaug: Command, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock ends with its process, also if that is killed."""
     folder = tmp_path / "output"
@@ -388,11 +497,12 @@ def test_a_folder_has_one_writer(
             "train": arguments(data, folder),
             "compare": ["compare", "--output", folder, "--data", data, "--model", "small"],
             "reproduce": ["reproduce", "theorem", "--scale", "small", "--output", folder],
+            "export": ["export", finished, folder, "--no-onnx"],
         }
         code, shown = semaug(*options[command])
         assert code == 2
         assert f"process {other.pid} on " in shown
-        assert f"is writing to {folder}; wait until it has ended, or choose another --output" in shown
+        assert f"is writing to {folder}; wait until it has ended, or choose another folder" in shown
         assert [file.name for file in folder.iterdir()] == [".lock"]
     finally:
         other.send(signal.SIGKILL)

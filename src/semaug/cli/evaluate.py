@@ -70,8 +70,12 @@ class Evaluate(Command):
         else:
             root = config.get("data_root")
             data = read_data(self.data, self.data_root or (None if root is None else Path(root)))
-        splits = shared_splits([(each.folder, each.config) for each in members], data) if own else data.splits
-        split: str = self.split or ("test" if "test" in splits else "val" if own else next(iter(splits)))
+        split: str = self.split or ("test" if "test" in data.splits else "val" if own else next(iter(data.splits)))
+        runs = [(each.folder, each.config) for each in members]
+        splits = shared_splits(runs, data, for_test=split == "test") if own else data.splits
+        if own and split == "val" and "val" not in splits:
+            raise RunError(f"{models} does not say which images of {data.name} it held out; evaluate the run that it "
+                           "was exported from, or name other images with `data`")  # fmt: skip
         if split not in splits:
             raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(splits)}")
 

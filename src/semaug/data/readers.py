@@ -115,6 +115,7 @@ def training_splits(
 
     Raises:
         SettingError: There is no test split where `select` needs one, or a number is out of range.
+        DataError: No image is left to validate on.
     """
     if data.ignored and distributed.is_rank_zero():
         warnings.warn(f"semaug: {data.name}: {ignored_files(data.ignored)}", stacklevel=2)
@@ -125,6 +126,10 @@ def training_splits(
         return {"train": splits["train"], "val": splits["test"], "test": splits["test"]}
     if "val" not in splits:
         splits["train"], splits["val"] = split_validation(splits["train"], val_per_class, val_fraction, seed)
+        if not len(splits["val"]):
+            reason = "`val_per_class` is 0" if val_per_class == 0 else "no class has two training images"
+            otherwise = "; `select` last needs none" if "test" in splits else ""
+            raise DataError(f"{data.name} leaves no images to validate on: {reason}{otherwise}")
     return {name: splits[name] for name in ("train", "val", "test") if name in splits}
 
 

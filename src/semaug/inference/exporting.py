@@ -23,13 +23,14 @@ from semaug.data import birds
 from semaug.data.images import Preprocessing
 from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import SCORES
-from semaug.inference.manifest import NAME, read_manifest, sign
+from semaug.inference.manifest import NAME, checksum, read_manifest, sign
 from semaug.inference.onnx_model import OnnxModel, import_onnx
 from semaug.inference.runs import FORMAT, read_calibration
 from semaug.network.blocks import find_head
 from semaug.network.models import V1
 from semaug.util.errors import FileError, ModelError
 from semaug.util.files import write_atomically, write_json
+from semaug.util.locks import locked
 from semaug.util.names import some
 
 MAX_LOGIT = 1e6  # far beyond those of a trained classifier
@@ -58,7 +59,7 @@ def export(
     hub: bool = False,
     evaluation: Mapping[str, Any] | None = None,
 ) -> ExportReport:
-    """Write a classifier to a folder; files of an earlier export are replaced.
+    """Write a classifier to a folder; files of an earlier export are replaced, except a model card that was edited.
 
     Args:
         classifier: The classifier.
@@ -72,7 +73,8 @@ def export(
         The files, and the differences in logits.
 
     Raises:
-        FileError: If the folder is a file or a run directory.
+        FileError: If the folder is a file or a run directory, its README.md was edited, or another process writes to
+            it.
         ModelError: If the weights are damaged, the network cannot be exported to ONNX, timm cannot build it, or the
             logits differ.
         MissingPackageError: If a package for ONNX is not installed.
@@ -89,6 +91,9 @@ def export(
     foreign = [name for name in _FILES if (folder / name).exists() and not is_export]
     if foreign:
         raise FileError(f"{folder} holds {some(foreign)}, not from an export; choose another `folder`")
+    card = folder / "README.md"
+    if card.exists() and checksum(card) != read_manifest(folder)["files"].get(card.name):
+        raise FileError(f"{card} was edited and would be replaced; move it, or choose another `folder`")
     if evaluation is not None and "split" not in evaluation:
         raise ValueError("an evaluation must name the split on which it was made")
     if onnx:
@@ -112,28 +117,29 @@ def export(
         **{key: config[key] for key in _SETTINGS if key in config},
         **(_hub_settings(classifier, options) if hub else {}),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    onnx_difference = _write_onnx(model, inputs, folder, len(classifier.classes)) if onnx else None
-    if not onnx:
-        _remove_onnx(folder)
-    # clones: safetensors does not store two names for one tensor
-    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in classifier.model.state_dict().items()}
-    write_atomically(folder / "model.safetensors", save(tensors))
-    write_json(folder / "classes.json", list(classifier.classes))
-    write_json(folder / "config.json", settings)
     calibration = None if classifier.folder is None else read_calibration(classifier.folder)
-    (folder / "calibration.json").unlink(missing_ok=True)
-    if calibration is not None:  # without what was measured before and after
-        kept = {key: calibration[key] for key in ("temperature", "images", "right", "wrong")}
-        write_json(folder / "calibration.json", kept)
-    card = _model_card(classifier, settings=settings, options=options, hub=hub, onnx=onnx, evaluation=evaluation)
-    write_atomically(folder / "README.md", card.encode())
-    sign(folder)
-    return ExportReport(
-        files=tuple(folder / name for name in _FILES if (folder / name).exists()),
-        onnx_difference=onnx_difference,
-        hub_difference=_hub_difference(model, inputs, folder) if hub else None,
-    )
+    text = _model_card(classifier, settings=settings, options=options, hub=hub, onnx=onnx, evaluation=evaluation)
+    with locked(folder):
+        onnx_difference = _write_onnx(model, inputs, folder, len(classifier.classes)) if onnx else None
+        if not onnx:
+            _remove_onnx(folder)
+        # clones: safetensors does not store two names for one tensor
+        state = classifier.model.state_dict()
+        tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
+        write_atomically(folder / "model.safetensors", save(tensors))
+        write_json(folder / "classes.json", list(classifier.classes))
+        write_json(folder / "config.json", settings)
+        (folder / "calibration.json").unlink(missing_ok=True)
+        if calibration is not None:  # without what was measured before and after
+            kept = {key: calibration[key] for key in ("temperature", "images", "right", "wrong")}
+            write_json(folder / "calibration.json", kept)
+        write_atomically(card, text.encode())
+        sign(folder, card.name)
+        return ExportReport(
+            files=tuple(folder / name for name in _FILES if (folder / name).exists()),
+            onnx_difference=onnx_difference,
+            hub_difference=_hub_difference(model, inputs, folder) if hub else None,
+        )
 
 
 def _library(classifier: Classifier) -> str:

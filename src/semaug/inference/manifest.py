@@ -14,7 +14,7 @@ from semaug.util.untrusted import CHUNK_BYTES, open_regular, read_json
 NAME = "manifest.json"
 FILES = (
     "config.json", "classes.json", "split.json", "metrics.jsonl", "model.safetensors", "source.safetensors",
-    "evaluation.json", "calibration.json", "model.onnx", "model.onnx.data",
+    "evaluation.json", "samples.json", "calibration.json", "model.onnx", "model.onnx.data",
 )  # fmt: skip
 """The files that have checksums, if they exist."""
 
@@ -34,18 +34,19 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def sign(folder: Path, *, run: str | None = None, data: str | None = None, weights: str | None = None) -> None:
+def sign(folder: Path, *more: str, run: str | None = None, data: str | None = None, weights: str | None = None) -> None:
     """Write manifest.json with the checksums of all files that a folder has now.
 
     Args:
         folder: A run directory or an exported folder.
+        *more: Names of further files.
         run: The run that writes it, and…
         data: … the fingerprint of its data set; None for an exported folder.
         weights: Checksum of the weights that the run started from.
     """
     known = {"run": run, "data": data, "weights": weights}
     identity = {key: value for key, value in known.items() if value is not None}
-    files = {name: checksum(folder / name) for name in FILES if (folder / name).is_file()}
+    files = {name: checksum(folder / name) for name in (*FILES, *more) if (folder / name).is_file()}
     write_json(folder / NAME, {**identity, "files": files})
 
 

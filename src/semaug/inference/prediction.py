@@ -5,6 +5,7 @@ import glob
 import io
 import json
 import os
+import re
 import stat
 import sys
 import time
@@ -24,6 +25,10 @@ from semaug.inference.loop import Pixels, decode_batches
 from semaug.util.errors import DataError, ModelError, SemaugError, SettingError
 from semaug.util.files import open_atomically, refuse_foreign
 from semaug.util.names import escape_formula, printable, shown
+
+# How our files begin; a table of labels begins with "path,label" too.
+_OUR_TABLE = b"path,label,probability"
+_OUR_LINES = re.compile(rb'\{"path": "(?:[^"\\]|\\.)*", "predictions": \[')
 
 
 @dataclass(frozen=True)
@@ -259,7 +264,7 @@ def _json_row(prediction: Prediction) -> dict[str, Any]:
 def _output(destination: Path | None) -> Iterator[IO[str]]:
     # surrogateescape: file names that are not valid text are written as their bytes
     if destination is not None:
-        refuse_foreign(destination, b"path,label", b'{"path": ')
+        refuse_foreign(destination, _OUR_TABLE, _OUR_LINES)
         with open_atomically(destination, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             yield file
     else:

@@ -26,7 +26,8 @@ from semaug.data.images import Preprocessing, Shape
 from semaug.data.readable import OnBadImage
 from semaug.data.readers import KNOWN, data_root, read_data, training_splits
 from semaug.data.samples import DataSet, Samples, Select, subset
-from semaug.inference.manifest import verify
+from semaug.inference.manifest import NAME as MANIFEST
+from semaug.inference.manifest import read_manifest, verify
 from semaug.util.errors import DataError, RunError
 from semaug.util.files import write_json
 from semaug.util.names import shown, some
@@ -164,7 +165,11 @@ def read_description(folder: Path) -> Description:
 def read_evaluation(run: Path) -> dict[str, Any] | None:
     """Read the scores in the evaluation.json of a run directory; None if there is none."""
     file = run / "evaluation.json"
-    return dict(read_json(file, _Evaluation)) if file.exists() else None
+    if not file.exists():
+        return None
+    content = dict(read_json(file, _Evaluation))
+    verify(run, file.name)
+    return content
 
 
 def read_calibration(folder: Path) -> Calibration | None:
@@ -180,7 +185,12 @@ def read_calibration(folder: Path) -> Calibration | None:
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Read the metrics of all epochs of a run directory, in order; none if no epoch has finished."""
     file = run / "metrics.jsonl"
-    return read_json_lines(file, Epoch) if file.exists() else []
+    if not file.exists():
+        return []
+    rows = read_json_lines(file, Epoch)
+    if (run / MANIFEST).is_file() and file.name in read_manifest(run)["files"]:  # from the end of training on
+        verify(run, file.name)
+    return rows
 
 
 def split_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,23 +250,26 @@ def write_split(folder: Path, data: DataSet, settings: Mapping[str, Any]) -> Non
     write_json(folder / "split.json", names)
 
 
-def shared_splits(runs: Sequence[tuple[Path | None, Mapping[str, Any]]], data: DataSet) -> dict[str, Samples]:
+def shared_splits(
+    runs: Sequence[tuple[Path | None, Mapping[str, Any]]], data: DataSet, *, for_test: bool = False
+) -> dict[str, Samples]:
     """The splits of several runs on the same data, which must have held out the same validation images.
 
     Args:
         runs: Folder and config.json of each, as for :func:`splits_of_run`.
         data: The data set.
+        for_test: Whether only the test split is used; the runs may have held out different images then.
 
     Raises:
         RunError: If the runs were trained on different data, or held out different images.
         DataError: See :func:`splits_of_run`.
     """
     splits = [splits_of_run(folder, config, data) for folder, config in runs]
-    held_out = [{own["val"].name(i) for i in range(len(own["val"]))} for own in splits]
+    held_out = [{own["val"].name(i) for i in range(len(own["val"]))} if "val" in own else set() for own in splits]
     for (folder, config), names in zip(runs[1:], held_out[1:], strict=True):
         if config.get("data") != runs[0][1].get("data"):
             raise RunError(f"{folder} and {runs[0][0]} were trained on different data; name the images with `data`")
-        if names != held_out[0]:
+        if not for_test and names != held_out[0]:
             raise RunError(
                 f"{folder} was trained on images that {runs[0][0]} held out for validation; train runs with the same "
                 "`seed`, or on data with a validation split of its own"
@@ -268,20 +281,24 @@ def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet)
     """The splits of a run, with the validation images that it held out; images added since count as training images.
 
     Args:
-        folder: The run directory. In an exported folder, or without one, there is no split.json, and validation images
-            are drawn.
+        folder: The run directory or exported folder; None for a classifier without one, whose validation images are
+            drawn.
         config: Its config.json.
         data: The data set.
 
     Returns:
-        "train", "val" and, if the data set has one, "test".
+        "train", "val" and, if the data set has one, "test". An exported folder has no split.json: if its validation
+        images were drawn, nobody knows which, and there is no "val".
 
     Raises:
         DataError: Validation images of the run are missing or have other labels now.
+        FileError: split.json is missing.
         SettingError: There is no test split to select on.
     """
-    splits = training_splits(data, **split_settings(config))
-    if folder is None or not (folder / "split.json").exists():
+    if folder is None or config.get("select", "val") != "val" or "val" in data.splits:
+        return training_splits(data, **split_settings(config))
+    splits = dict(data.splits)
+    if "split.json" not in read_manifest(folder)["files"]:
         return splits
     verify(folder, "split.json")
     stored: dict[str, list[str]] = read_json(folder / "split.json", dict[str, list[str]])

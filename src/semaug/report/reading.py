@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from semaug.inference.manifest import NAME as MANIFEST
-from semaug.inference.manifest import verify
+from semaug.inference.manifest import read_manifest, verify
 from semaug.inference.runs import Calibration, Epoch, read_calibration
 from semaug.report.canvas import slots
 from semaug.training.methods import METHODS
@@ -167,7 +167,8 @@ def _read_run(path: Path, label: str, slot: int, config: dict[str, Any]) -> Repo
         notes.append("there are no pictures")
     try:
         if evaluation and (path / MANIFEST).is_file():
-            verify(path, "classes.json", "evaluation.json")
+            listed = [name for name in read_manifest(path)["files"] if not name.endswith(".safetensors")]
+            verify(path, "classes.json", "evaluation.json", *listed)
     except SemaugError as error:
         notes.append(str(error))
     names = [str(name) for name in classes]

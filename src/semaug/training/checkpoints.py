@@ -8,6 +8,7 @@ import hashlib
 import io
 import re
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ def previous(path: Path) -> Path:
     return path.with_name(path.name + ".previous")
 
 
+def delete(path: Path) -> None:
+    """Delete a checkpoint, the one before it and a damaged one, as far as they exist."""
+    for file in (path, previous(path), _damaged(path)):
+        with suppress(OSError):
+            file.unlink()
+
+
+def _damaged(path: Path) -> Path:
+    return path.with_name(path.name + ".damaged")
+
+
 def load(path: Path, run: str | None = None) -> State | None:
     """Read the newest intact checkpoint, `path` or the one before it, onto the CPU; None if there is none.
 
@@ -85,7 +97,7 @@ def load(path: Path, run: str | None = None) -> State | None:
         state = _read(file, run)
         if state is not None:
             if file != path and path.exists():
-                path.replace(path.with_name(path.name + ".damaged"))
+                path.replace(_damaged(path))
             return state
         Progress().say(f"the checkpoint {file} is damaged; trying the one before it")
     if files:

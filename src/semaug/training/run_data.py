@@ -16,7 +16,7 @@ from semaug.data.samples import DataSet, Samples
 from semaug.data.space import check_free_space
 from semaug.inference.runs import split_settings
 from semaug.training.batches import Images
-from semaug.training.settings import TrainConfig
+from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import DataError
 from semaug.util.progress import Progress
 
@@ -49,8 +49,16 @@ def read_run_data(config: TrainConfig, progress: Progress) -> DataSet:
     Raises:
         DataError: If the data set cannot be read, or has a single class.
     """
-    with progress.task(f"fetching {config.data}", 0) as advance:
-        dataset = read_data(config.data, config.data_root, download=config.download, progress=advance)
+    output, folder = required(config.output), Path(os.path.expanduser(config.data))
+    try:
+        with progress.task(f"fetching {config.data}", 0) as advance:
+            dataset = read_data(config.data, config.data_root, download=config.download, progress=advance)
+    except DataError as error:
+        if output.resolve().is_relative_to(folder.resolve()):  # where it is taken for a class
+            raise DataError(
+                f"{error}; delete {output}, which is inside the data, and choose another `output`"
+            ) from error
+        raise
     if len(dataset.classes) < 2:
         raise DataError(f"{dataset.name} has a single class; training needs at least two")
     return dataset

@@ -5,10 +5,9 @@ import io
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 import semaug
 from semaug.data.samples import DataSet
+from semaug.inference.manifest import NAME as MANIFEST
 from semaug.inference.manifest import checksum, damage, is_complete, read_manifest, sign, verify
 from semaug.inference.runs import FORMAT, split_settings, write_split
 from semaug.network.models import weights_file
@@ -31,6 +31,8 @@ from semaug.util.files import leftovers, write_atomically, write_json
 from semaug.util.locks import LOCK, locked
 from semaug.util.progress import Progress
 from semaug.util.untrusted import read_json
+
+_RESULTS = ("metrics.jsonl", "model.safetensors", "source.safetensors", "evaluation.json")
 
 
 class RunDirectory:
@@ -73,9 +75,9 @@ class RunDirectory:
     def _claim(self, config: TrainConfig, progress: Progress) -> bool:
         folder, settings = self.folder, config.to_json()
         self._lock.enter_context(locked(folder))
+        before = self._previous()
         for leftover in (*leftovers(folder), *leftovers(folder / "checkpoints")):
             leftover.unlink(missing_ok=True)
-        before = self._previous()
         if before is None:
             self._run = secrets.token_hex(8)
             header = {"format": FORMAT, "version": semaug.__version__, "run": self._run}
@@ -100,7 +102,8 @@ class RunDirectory:
             return True
         last = folder / "checkpoints" / "last"
         fault = damage(folder) if "evaluation.json" in manifest["files"] else None
-        if not last.exists() and not checkpoints.previous(last).exists() and (folder / "metrics.jsonl").exists():
+        results = [name for name in _RESULTS if (folder / name).exists()]
+        if results and not last.exists() and not checkpoints.previous(last).exists():
             reason = f" ({fault})" if fault else ""
             raise RunError(
                 f"{folder} holds a run without its checkpoints{reason}; delete it, or choose another `output`"
@@ -120,8 +123,7 @@ class RunDirectory:
             raise RunError(f"{folder} is not empty and holds {content}; choose another `output`")
         if config.get("format") != FORMAT:
             raise RunError(f"{folder} has format {config.get('format')}, and this version of semaug reads {FORMAT}")
-        begun = ("checkpoints", "metrics.jsonl", "model.safetensors", "source.safetensors", "evaluation.json")
-        return config if any((folder / name).exists() for name in begun) else None
+        return config if any((folder / name).exists() for name in ("checkpoints", *_RESULTS)) else None
 
     def identify(self, config: TrainConfig, data: DataSet) -> None:
         """Write down classes, validation images and fingerprints of data and weights, or check that all are the same.
@@ -138,6 +140,8 @@ class RunDirectory:
         fingerprint, weights = data.fingerprint(), None
         if config.weights is not None:
             weights = checksum(weights_file(config.weights))
+            if (config.weights / MANIFEST).is_file():  # a run directory or an exported folder
+                verify(config.weights, "model.safetensors")
         if not self._data:
             self._data, self._weights = fingerprint, weights
             write_json(self.folder / "classes.json", list(data.classes))
@@ -163,8 +167,12 @@ class RunDirectory:
 
     def delete_checkpoints(self) -> None:
         """Delete the checkpoints of a complete run, which are several times as large as its model."""
-        if self.writes:
-            shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        if not self.writes:
+            return
+        for name in ("last", "best"):
+            checkpoints.delete(self.folder / "checkpoints" / name)
+        with suppress(OSError):  # a file of the user's is in it
+            (self.folder / "checkpoints").rmdir()
 
     @property
     def _identity(self) -> str:

@@ -54,12 +54,12 @@ def open_atomically(path: Path, mode: str = "wb", *, keep: Path | None = None, *
             unfinished.unlink(missing_ok=True)
 
 
-def refuse_foreign(path: Path, *beginnings: bytes, beside: Iterable[Path] = ()) -> None:
+def refuse_foreign(path: Path, *beginnings: bytes | re.Pattern[bytes], beside: Iterable[Path] = ()) -> None:
     """Refuse to replace files of another kind, such as one that was named as output by mistake.
 
     Args:
         path: The file to write.
-        beginnings: How files of its kind begin.
+        beginnings: How files of its kind begin: these bytes, or what a pattern matches in the first 64 kB.
         beside: Files that are written after it, and may exist only if it does.
 
     Raises:
@@ -67,7 +67,8 @@ def refuse_foreign(path: Path, *beginnings: bytes, beside: Iterable[Path] = ()) 
     """
     if path.is_file():
         with open_regular(path) as file:
-            if file.read(max(map(len, beginnings))).startswith(beginnings):
+            start = file.read(2**16)
+            if any(re.match(re.escape(own) if isinstance(own, bytes) else own, start) for own in beginnings):
                 return
     for each in (path, *beside):
         if each.is_file() and each.stat().st_size:

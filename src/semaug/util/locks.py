@@ -73,7 +73,7 @@ def _acquire(file: Path, deadline: float) -> int | None:
             raise
         if time.monotonic() >= deadline:
             owner = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-            message = f"{owner} is writing to {file.parent}; wait until it has ended, or choose another `output`"
+            message = f"{owner} is writing to {file.parent}; wait until it has ended, or choose another folder"
             raise FileError(message) from None
     os.close(descriptor)
     return None
