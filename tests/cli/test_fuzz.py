@@ -111,6 +111,8 @@ ACCEPTED = ("seed: 1:2:3", "epochs: 1_0", "data: ''")
         "epochs: .nan", "seed: 1:2:3", "<<: *x", "epochs: 1\nepochs: 2", 'method: "\\e[2J"', '"\\ud800": 1',
         'output: "a\\0b"', "1: 2", "null: 1", "augmentation: 3", "augmentation: [1]", "print_config: true", "config: x",
         "--- 1\n--- 2", "", "~", "epochs: 1_0", "download: yes please", "epochs: ''", "data: ''",
+        "epochs: !!timestamp x", "epochs: !!int ''", "epochs: !!float ''", "epochs: !!bool x", "!x epochs: 1",
+        "lr: " + "1:" * 300 + "1.5", "".join(f"{i}:\n" for i in range(16_000)),
     ],
 )  # fmt: skip
 def test_odd_settings_are_one_sentence(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

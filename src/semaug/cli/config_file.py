@@ -2,6 +2,7 @@
 
 import difflib
 import os
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,19 @@ MAX_BYTES = 100_000
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """YAML without two values for one name, and without aliases, which could repeat a few bytes exponentially often."""
+    """YAML without two values for one name, tags, and aliases, which could repeat a few bytes exponentially often."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise SettingError(f"line {self.peek_event().start_mark.line + 1} repeats another one by an alias (*)")
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise SettingError(f"line {event.start_mark.line + 1} repeats another one by an alias (*)")
+        if event.tag is not None:  # PyYAML raises errors of many kinds for text that does not fit its tag
+            raise SettingError(f"line {event.start_mark.line + 1} has a tag (!), which settings do not need")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        names = [str(key.value) for key, _ in node.value]
-        twice = next((name for name in names if names.count(name) > 1), None)
+        names = Counter(str(key.value) for key, _ in node.value)
+        twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:
             raise SettingError(f"the setting {shown(twice)} has two values")
         return super().construct_mapping(node, deep)
@@ -44,7 +48,7 @@ def read_flags(path: Path) -> list[str]:
         content = yaml.load(read_bytes(path, MAX_BYTES), _Loader)  # JSON is YAML too
     except SettingError as error:
         raise SettingError(f"{path}: {error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f" (line {mark.line + 1})"
         raise SettingError(f"{path} is neither YAML nor JSON{place}") from error
