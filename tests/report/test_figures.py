@@ -186,6 +186,7 @@ def test_runs_that_cannot_be_drawn_from_are_one_sentence(runs: Runs, tmp_path: P
     shutil.copytree(runs["isda"], early)
     rows = [{**row, "strength": 0.0} for row in read_metrics(early)]
     (early / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sign(early)
     with pytest.raises(SemaugError, match="λ was 0"):
         neighbours({"isda": early})
 
