@@ -137,7 +137,8 @@ class AutoStrength(Strength):
     which the loss of that batch would be ``CE + share · progress · (log C − CE)``, and λ moves a tenth of the way
     there. A network that guesses is not augmented; one that fits its images ends with the loss ``share · log C``. Only
     the logits and the terms that Σ adds to them enter, so the scale of features, head and Σ has no influence. With soft
-    labels or label smoothing both losses count from the entropy of the label.
+    labels or label smoothing both losses, but not log C, count from the entropy of the label. A network that guesses is
+    then augmented too, as one that knows as much as that entropy.
 
     λ and all that it is computed from stay on the training device. Ranks agree, since they sum what enters.
 

@@ -239,7 +239,7 @@ class _MixingLearner(LearnableAugmentation):
 
     def step(self, images: Tensor, labels: Tensor) -> Metrics:
         """Take two half steps; labels are class indices (N,). See :meth:`LearnableAugmentation.step`."""
-        if labels.is_floating_point():
+        if isinstance(labels, Tensor) and labels.is_floating_point():
             raise ValueError(f"{type(self).__name__} needs class indices as labels, not probabilities")
         return super().step(images, labels)
 
