@@ -17,7 +17,7 @@ class Figures(Command):
     """Draw the figures of the paper from finished runs: PNG, SVG where it is vector, and an interactive HTML page."""
 
     figure: Annotated[FigureName, tyro.conf.Positional]
-    """What to draw: one of the names above."""
+    """What to draw."""
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Run directories. NAME=RUN gives a run a name in the figure."""
     output: Path = setting(Path("figures"), "main")

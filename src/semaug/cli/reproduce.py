@@ -36,11 +36,11 @@ class Reproduce(Command):
     output: Path = setting(Path("runs/reproduce"), "main")
     """Folder of the runs and the report."""
     dataset: tuple[str, ...] = setting((), "main")
-    """Only cells on these data sets: cub, aircraft, cars, nabirds, imagenet."""
+    """Only cells on these data sets: cub, aircraft, cars, nabirds, imagenet. Default: all."""
     network: tuple[str, ...] = setting((), "main")
-    """Only cells with these networks, as the paper writes them: ResNet-50, ViT-B/16, …"""
+    """Only cells with these networks, as the paper writes them: ResNet-50, ViT-B/16, … Default: all."""
     method: tuple[str, ...] = setting((), "main")
-    """Only cells of these methods: basic, isda, learnable, …"""
+    """Only cells of these methods: basic, isda, learnable, … Default: all."""
     seeds: tuple[Seed, ...] | None = setting(None, "main")
     """Seeds of each cell. Default: 0 1 2 at full scale, one or two seeds at small scale."""
     jobs: Jobs | None = setting(None, "hardware")

@@ -1,11 +1,11 @@
-"""Image-level augmentation of a whole batch on its device: the rivals of semantic augmentation.
+"""Image-level augmentation of a whole batch on its device, to compare semantic augmentation with.
 
 torchvision's RandAugment and Random Erasing draw once for a whole batch, and called image by image they start hundreds
 of small operators. Here each image has random numbers of its own, and images that draw the same operation pass through
 it together. Settings are torchvision's defaults. Random numbers come from the CPU's default generator, so that they do
 not depend on the device.
 
-To add a rival, write its transforms and add it to `IMAGE_TRANSFORMS`.
+To add a method, write its transforms and add it to `IMAGE_TRANSFORMS`.
 """
 
 import math

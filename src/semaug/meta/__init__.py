@@ -18,5 +18,5 @@
 | `diagnostics`     | metrics of a half step                                                                 |
 | `state`           | the learner's state in checkpoints                                                     |
 | `learner`         | the public classes `LearnableAugmentation` and `JointAugmentation`                     |
-| `mixing`          | the rivals that need the network: `SnapMix` and `ManifoldMixup`                        |
+| `mixing`          | image-level methods that need the network: `SnapMix` and `ManifoldMixup`               |
 """

@@ -1,4 +1,4 @@
-"""Two rivals that mix images with the help of the network: SnapMix and Manifold Mixup.
+"""Image-level methods that mix images with the help of the network: SnapMix and Manifold Mixup.
 
 Mixup and CutMix change a batch before the network sees it (:mod:`semaug.data.augmentation`). SnapMix weighs the labels
 by class-activation maps of the network, and Manifold Mixup mixes its activations, so each is a learner. An image is

@@ -62,7 +62,7 @@ class TrainConfig:
     """Weights to start from: a finished run, or a .safetensors file. Other formats can hold code and are refused.
     Default: those of `pretrained`."""
     pretrained: bool | None = setting(None, "model")
-    """Start from ImageNet weights of the library. Default: yes, except with own weights, "small" or the birds."""
+    """Start from ImageNet weights of the library. Default: yes, except with your own weights, "small" or the birds."""
     method: MethodName = setting("isda", "main")
     """Training method. Default: isda, the best in our comparisons; the paper's is learnable."""
     recipe: RecipeName | None = field(
@@ -78,7 +78,7 @@ class TrainConfig:
     resume: bool = setting(True, "output", identifies=False)
     """Resume an unfinished run in the run directory. If disabled, such a run is an error."""
     keep_checkpoints: bool = setting(False, "output", identifies=False)
-    """Keep the checkpoints of a finished run, which are several times as large as its model and only repair it."""
+    """Keep the checkpoints of a finished run. They are several times as large as the model and only repair it."""
 
     augmentation: Augmentation = field(default_factory=Augmentation)
 
