@@ -366,6 +366,14 @@ def test_large_headers_do_not_fill_the_memory(tmp_path, kind):
         tracemalloc.stop()
 
 
+def test_a_header_of_digits_is_refused_at_once(tmp_path):
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, 900_000
+    content = header.tobuf(tarfile.USTAR_FORMAT) + b"1" * header.size + bytes(2048)
+    with pytest.raises(DataError):
+        extract(put(tmp_path / "archive.tar", content), tmp_path / "out")
+
+
 def test_sparse_files_count_at_their_full_size(tmp_path):
     (tmp_path / "sparse").write_bytes(b"")
     os.truncate(tmp_path / "sparse", 50_000_000)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fuzzing import examples, mutated, odd_json, outcome
 from photos import photo_folder, quick_config
 from semaug.cli.main import main
-from semaug.data.readers import read_data
+from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import DataSet, ImageFiles
 from semaug.data.shards import write_shards
 from semaug.training.trainer import train
@@ -189,6 +189,59 @@ def test_hostile_tar_files(photos: DataSet, tmp_path: Path) -> None:
         (folder / "train-0.tar").write_bytes(whole[:length])
         with pytest.raises(DataError, match=r"train-0.tar(: unexpected end of data| is damaged or cut off)"):
             read_data(str(folder))
+
+
+def test_names_in_tar_files_need_not_be_text(photos: DataSet, tmp_path: Path) -> None:
+    picture = rows(photos, "train")[0][0]
+    labels = {"\udcff": b"a", "b": b"a", "c": b"b"}
+    files = [(f"{key}.png", picture) for key in labels] + [(f"{key}.cls", label) for key, label in labels.items()]
+    data = read_data(str(tar_of(tmp_path / "t", *(member(*file) for file in files))))
+    assert data.splits["train"].name(0) == "train-0.tar/?.png"
+    assert sum(map(len, training_splits(data).values())) == 3  # validation images are chosen by name
+
+
+def test_files_below_1_mb_do_not_unpack_to_gigabytes(tmp_path: Path) -> None:
+    count = 2_000_000
+    zeros = pa.array(np.zeros(count, np.int8))
+    nothing = pa.StructArray.from_arrays([pa.array([b""]).take(zeros), pa.nulls(count, pa.string())], ["bytes", "path"])
+    large = {"bytes": bytes(50_000_000), "path": None}
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    tables = {
+        "more than are allowed": pa.table({"image": nothing, "label": zeros}),
+        "more than 100 times its size": pa.table({"image": pa.array([large], kind), "label": [0]}),
+    }
+    for sentence, table in tables.items():
+        pyarrow.parquet.write_table(table, tmp_path / "train.parquet", compression="zstd", use_dictionary=["label"])
+        assert (tmp_path / "train.parquet").stat().st_size < 1_000_000
+        with pytest.raises(DataError, match=sentence):
+            read_data(str(tmp_path))
+    listed = pa.table({"path": pa.array(["a"]).take(zeros), "label": zeros})
+    pyarrow.parquet.write_table(listed, tmp_path / "listed.parquet")
+    with pytest.raises(DataError, match="more than are allowed"):
+        read_data(str(tmp_path / "listed.parquet"))
+
+
+def test_a_compressed_arrow_file_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table({"image": pa.array([{"bytes": bytes(100_000_000), "path": None}], kind), "label": ["a"]})
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    (tmp_path / "dataset_info.json").write_text("{}")
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    file = str(tmp_path / "data.arrow")
+    with pa.OSFile(file, "wb") as sink, pa.ipc.new_stream(sink, table.schema, options=options) as written:
+        written.write_table(table)
+    assert (tmp_path / "data.arrow").stat().st_size < 100_000
+    del table
+    pool = pa.system_memory_pool()  # whose peak begins here
+    before, peak = pa.default_memory_pool(), 0
+    pa.set_memory_pool(pool)
+    try:
+        peak = pool.max_memory()
+        with pytest.raises(DataError, match="is compressed"):
+            read_data(str(tmp_path))
+        assert pool.max_memory() - peak < 10_000_000
+    finally:
+        pa.set_memory_pool(before)
 
 
 def test_state_files_do_not_lead_out_of_their_folder(photos: DataSet, tmp_path: Path) -> None:

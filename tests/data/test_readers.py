@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import sys
-import types
 from collections import Counter
 from pathlib import Path
 
@@ -212,34 +211,19 @@ def test_table_with_absolute_paths_and_windows_lines(tmp_path):
     assert counts(read_data(str(path))) == {"train": [1, 1]}
 
 
-def fake_pyarrow(monkeypatch, columns: dict[str, list[object]]) -> None:
-    parquet = types.ModuleType("pyarrow.parquet")
-    parquet.read_schema = lambda path: types.SimpleNamespace(names=list(columns))
-    parquet.read_metadata = lambda path: types.SimpleNamespace(num_rows=len(columns["image"]))
-    parquet.read_table = lambda path, columns: types.SimpleNamespace(
-        to_pydict=lambda: {name: chosen[name] for name in columns}
-    )
-    chosen = columns
-    monkeypatch.setitem(sys.modules, "pyarrow", types.ModuleType("pyarrow"))
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
-
-
-def fails(*arguments: object, **options: object) -> None:
-    raise ValueError("magic bytes not found")
-
-
-def test_parquet(tmp_path, monkeypatch):
+def test_parquet(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     put_image(tmp_path / "1.jpg", 1)
-    path = put(tmp_path / "t.parquet", b"")
-    fake_pyarrow(
-        monkeypatch, {"pixels": [b"", b""], "image": ["1.jpg", "2.jpg"], "label": [0, 10], "split": ["train", "train"]}
-    )
+    path = tmp_path / "t.parquet"
+    columns = {"pixels": [b"", b""], "image": ["1.jpg", "2.jpg"], "label": [0, 10], "split": ["train", "train"]}
+    parquet.write_table(pyarrow.table(columns), path)
     assert read_data(str(path)).classes == ("0", "10")
-    fake_pyarrow(monkeypatch, {"image": ["1.jpg", {"bytes": b""}], "label": [0, 10]})
+    parquet.write_table(pyarrow.table({"image": ["1.jpg", "2.jpg"], "label": ["a", None]}), path)
     assert "row 2" in refusal(path)
-    monkeypatch.setattr(sys.modules["pyarrow.parquet"], "read_table", fails)
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + bytes(20) + content[24:])
     assert "damaged Parquet" in refusal(path)
-    monkeypatch.setattr(sys.modules["pyarrow.parquet"], "read_schema", fails)
+    path.write_bytes(content[:-8])
     assert "not a Parquet file" in refusal(path)
 
 
@@ -526,7 +510,12 @@ def test_a_class_absent_from_test_is_no_fault(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such file names")
 def test_file_names_that_are_not_utf8(tmp_path):
     replicas.image_folder(tmp_path, ("",))
-    Path(os.fsdecode(bytes(tmp_path / "jay") + b"/\xff.jpg")).write_bytes(replicas.picture(1))
+    odd = Path(os.fsdecode(bytes(tmp_path / "jay") + b"/\xff.jpg"))
+    odd.write_bytes(replicas.picture(1))
+    assert "is not UTF-8" in refusal(tmp_path)
+    folder = odd.rename(odd.with_name("1.jpg")).with_name("\udcff")
+    folder.mkdir()
+    (folder / "1.jpg").write_bytes(replicas.picture(2))
     assert "is not UTF-8" in refusal(tmp_path)
 
 

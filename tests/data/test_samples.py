@@ -209,6 +209,62 @@ def test_the_limit_holds_if_a_program_has_lifted_that_of_pillow(bombs: Path, mon
         load_image(bombs / "20000.png")
 
 
+def jpeg_with_scans(side: int, scans: int) -> bytes:
+    """A progressive JPEG whose scans of a few bytes each go through all blocks: "no more coefficients from here on"."""
+    blocks = (side // 8) ** 2
+    runs = "".join("0" + "1" * 14 for _ in range(blocks // 32767 + 1))  # of 32767 blocks
+    data = int(runs.ljust(-(-len(runs) // 8) * 8, "1"), 2).to_bytes(-(-len(runs) // 8)).replace(b"\xff", b"\xff\0")
+    tables = b"".join(
+        b"\xff\xc4" + struct.pack(">HB", 20, kind) + bytes([1, *[0] * 15, value])
+        for kind, value in ((0, 0), (0x10, 0xE0))
+    )
+    head = b"\xff\xd8\xff\xdb" + struct.pack(">HB", 67, 0) + b"\1" * 64
+    head += b"\xff\xc2" + struct.pack(">HBHHB", 11, 8, side, side, 1) + b"\1\x11\0" + tables
+    first = b"\xff\xda" + struct.pack(">HB", 8, 1) + b"\1\0\0\0\0" + bytes(-(-blocks // 8))
+    return head + first + scans * (b"\xff\xda" + struct.pack(">HB", 8, 1) + b"\1\0\1\1\0" + data) + b"\xff\xd9"
+
+
+def long_bitmap() -> bytes:
+    """A run-length encoded bitmap of one row, whose resizing would take 3 GB."""
+    header = struct.pack("<IHHIIiiHHIIiiII", 1084, 0, 0, 1078, 40, 170_000_000, 1, 1, 8, 1, 6, 0, 0, 256, 0)
+    return b"BM" + header + bytes(1024) + b"\1\1\0\0\0\1"
+
+
+SLOW_OR_LARGE = {
+    "13000.png": (lambda: png_bomb(13_000), "pixels in [0-9]+ bytes, as only a decompression bomb has"),
+    "long.bmp": (long_bitmap, "a side of more than 1000000 pixels"),
+    "scans.jpg": (lambda: jpeg_with_scans(4000, 2000), "too many scans"),
+    "comments.ppm": (lambda: b"P3 500 500 255\n" + b"#\n" * 400_000, "more than 1000 comments"),
+}
+
+
+@pytest.mark.parametrize("name", SLOW_OR_LARGE)
+def test_files_below_1_mb_do_not_take_gigabytes_or_minutes(tmp_path: Path, name: str) -> None:
+    make, reason = SLOW_OR_LARGE[name]
+    path = put(tmp_path / name, make())
+    assert path.stat().st_size < 1_000_000
+    with pytest.raises(DataError, match=reason):
+        load_image(path)
+
+
+def test_a_jpeg_of_many_scans_that_is_small_is_used(tmp_path: Path) -> None:
+    assert load_image(put(tmp_path / "scans.jpg", jpeg_with_scans(64, 200))).size == (64, 64)
+
+
+@pytest.mark.parametrize("kind", ["RGBA", "P", "LA", "float32", "int32", "uint16"])
+def test_strips_give_the_same_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    random = np.random.default_rng(0)
+    if kind in ("RGBA", "P", "LA"):
+        colours = Image.fromarray(random.integers(0, 255, (37, 51, 4), "uint8"))
+        image = colours.convert("RGB").quantize(20) if kind == "P" else colours.convert(kind)
+    else:
+        image = Image.fromarray((random.random((37, 51)) * 50_000).astype(kind))
+    path = saved(tmp_path / ("a.tif" if kind in ("float32", "int32") else "a.png"), image)
+    whole = load_image(path)
+    monkeypatch.setattr(samples_module, "_STRIP_PIXELS", 200)
+    assert load_image(path).tobytes() == whole.tobytes()
+
+
 def test_an_image_below_the_limit_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = put(tmp_path / "large.png", png_bomb(1600))
     assert load_image(path).size == (1600, 1600)

@@ -27,6 +27,9 @@ RETRY_SECONDS = 0.5
 MAX_BYTES = 2**38
 MAX_FILES = 5_000_000
 """Limits of what an archive may hold; ImageNet has a half and a quarter of them."""
+MAX_HEADER_BYTES = 8192
+"""Limit of a header with a long name, which is read whole; before Python 3.11.10, the time to read one of digits grows
+with the square of its size (CVE-2024-6232)."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ class TarHeader(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         header = super().frombuf(buf, encoding, errors)
-        if not 0 <= header.size <= (CHUNK_BYTES if header.type in _READ_WHOLE else MAX_BYTES):
+        if not 0 <= header.size <= (MAX_HEADER_BYTES if header.type in _READ_WHOLE else MAX_BYTES):
             raise tarfile.ReadError("a header has a wrong size")
         return header
 

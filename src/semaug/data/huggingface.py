@@ -10,7 +10,9 @@ Images in Arrow files are read by their offset, those of Parquet files by row gr
 """
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +23,7 @@ import numpy as np
 from semaug.data.annotations import Field, Splits, class_order, data_set, split_in
 from semaug.data.packed import PackedImages, PackedRow, files_in, packed_data
 from semaug.data.samples import MAX_IMAGE_BYTES, DataSet
-from semaug.data.tables import csv_rows
+from semaug.data.tables import cells, csv_rows, parquet_fault
 from semaug.util.errors import DataError, MissingPackageError, SemaugError
 from semaug.util.names import shown
 from semaug.util.untrusted import open_regular, parse_json, read_json, read_json_lines
@@ -91,6 +93,8 @@ def _arrow_rows(
         open_regular(file).close()
         with arrow.memory_map(str(file)) as source:
             whole = source.read_buffer(source.size())
+            if _is_compressed(arrow.ipc.MessageReader.open_stream(arrow.BufferReader(whole))):
+                raise DataError(f"{file} is compressed; save it with datasets' save_to_disk")
             reader = arrow.ipc.open_stream(arrow.BufferReader(whole))
             image, label, names = _columns(file, reader.schema, features)
             for batch in reader:
@@ -116,6 +120,34 @@ def _arrow_rows(
     except Exception as error:  # pyarrow raises exceptions of many kinds on damaged files
         raise DataError(f"cannot read {file}: {' '.join(str(error).split())[:200]}") from error
     return rows, names
+
+
+def _is_compressed(messages: Iterable[Any]) -> bool:
+    """Whether messages of an Arrow stream state a compression; pyarrow unpacks them without a limit.
+
+    Their heads are FlatBuffers (Message.fbs in Arrow): field 2 of a message is a record batch, in whose field 3 it is,
+    or a dictionary, whose field 1 is a record batch.
+    """
+
+    def field(content: bytes, table: int, index: int) -> int:
+        """Where a field of a table is; 0 if it is absent."""
+        names = table - struct.unpack_from("<i", content, table)[0]
+        size = struct.unpack_from("<H", content, names)[0]
+        offset = struct.unpack_from("<H", content, names + 4 + 2 * index)[0] if 4 + 2 * index < size else 0
+        return table + offset if offset else 0
+
+    def inside(content: bytes, place: int) -> int:
+        return place + int(struct.unpack_from("<I", content, place)[0])
+
+    for message in messages:
+        content, path = message.metadata.to_pybytes(), {"record batch": (2,), "dictionary": (2, 1)}.get(message.type)
+        if path is not None:
+            table = inside(content, 0)
+            for index in path:
+                table = inside(content, field(content, table, index))
+            if field(content, table, 3):
+                return True
+    return False
 
 
 # -------------------------------------------------------------------------------------------------------------- Parquet
@@ -182,10 +214,13 @@ def read_parquet_images(path: Path) -> DataSet:
                 features = _features(parse_json(stored, file, dict[str, Any]).get("info"))
                 image, label, names = _columns(file, reader.schema_arrow, features)
                 sizes = [reader.metadata.row_group(g) for g in range(reader.metadata.num_row_groups)]
-                if reader.metadata.num_rows > MAX_ROWS or any(g.total_byte_size > MAX_GROUP_BYTES for g in sizes):
-                    raise DataError(f"{file} has too many rows, or too large row groups")
+                fault = parquet_fault(reader.metadata, os.fstat(opened.fileno()).st_size)
+                if fault is not None:
+                    raise DataError(f"{file} {fault}")
+                if any(group.total_byte_size > MAX_GROUP_BYTES for group in sizes):
+                    raise DataError(f"{file} has too large row groups")
                 read = reader.read(columns=[label, f"{image}.path"])
-            labels, pictures = read.column(label).to_pylist(), read.column(image).to_pylist()
+            labels, pictures = cells(read.column(label)), read.column(image).to_pylist()
             places = [(g, row) for g, size in enumerate(sizes) for row in range(size.num_rows)]
             for k, ((g, row), text, picture) in enumerate(zip(places, labels, pictures, strict=True)):
                 place = f"{prefix}/{k}{' ' + picture['path'] if picture and picture.get('path') else ''}"

@@ -123,7 +123,7 @@ def _images_below(folder: Path, ignored: Counter[str]) -> list[Path]:
                 continue
             suffix = os.path.splitext(entry.name)[1].lower()
             if entry.is_dir(follow_symlinks=False):
-                folders.append(current / entry.name)
+                folders.append(current / _utf8(entry.name))
             elif suffix in IMAGE_SUFFIXES:
                 if not entry.is_file(follow_symlinks=False) and not os.path.isfile(entry.path):
                     raise DataError(f"{shown(entry.path)} is not a file or a link to one")

@@ -6,6 +6,7 @@ scipy's reader is not used because damaged files can crash the process.
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ _MATRIX, _COMPRESSED = 14, 15
 _NUMBERS = {1: "b", 2: "B", 3: "h", 4: "H", 5: "i", 6: "I", 7: "f", 9: "d", 12: "q", 13: "Q"}
 _ENCODINGS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
 _CELL, _STRUCT, _TEXT, _NUMERIC = 1, 2, 4, range(6, 16)
-_MAX_INFLATED_BYTES = 2**26  # of a compressed variable; those of Stanford Cars have 10 MB
+_MAX_INFLATED_BYTES = 2**25  # of a compressed variable; those of Stanford Cars have 10 MB
 
 
 def read_variable(path: Path, variable: str) -> list[Any]:
@@ -29,8 +30,7 @@ def read_variable(path: Path, variable: str) -> list[Any]:
             if kind == _COMPRESSED:
                 inflated = zlib.decompressobj().decompress(body, _MAX_INFLATED_BYTES)
                 kind, body = next(_elements(memoryview(inflated), order))
-            name, value = _array(body, order) if kind == _MATRIX else ("", None)
-            if name == variable and isinstance(value, list):
+            if kind == _MATRIX and _name(body, order) == variable and isinstance(value := _value(body, order), list):
                 return value
     except (LookupError, ValueError, struct.error, zlib.error, StopIteration, RecursionError) as error:
         raise DataError(f"{path} is not a MATLAB file of version 5 to 7, or is damaged") from error
@@ -51,21 +51,27 @@ def _elements(content: memoryview, order: str) -> Iterator[tuple[int, memoryview
         position = end
 
 
-def _array(body: memoryview, order: str) -> tuple[str, Any]:
-    """Name and value of an array; its shape is ignored."""
+def _name(body: memoryview, order: str) -> str:
+    """Name of an array."""
+    _, _, (_, name) = islice(_elements(body, order), 3)
+    return bytes(name).decode("latin-1")
+
+
+def _value(body: memoryview, order: str) -> Any:
+    """Value of an array; its shape is ignored."""
     if not body:  # an empty cell
-        return "", []
+        return []
     parts = _elements(body, order)
-    (_, flags), _, (_, name) = next(parts), next(parts), next(parts)
+    (_, flags), _, _ = next(parts), next(parts), next(parts)
     array_class = struct.unpack_from(f"{order}I", flags)[0] & 0xFF
     value: Any = None
     if array_class == _CELL:
-        value = [_array(cell, order)[1] for _, cell in parts]
+        value = [_value(cell, order) for _, cell in parts]
     elif array_class == _STRUCT:
         (_, width), (_, names) = next(parts), next(parts)
         step = max(struct.unpack_from(f"{order}i", width)[0], 1)
         fields = [bytes(names[i : i + step]).split(b"\0")[0].decode() for i in range(0, len(names), step)]
-        values = [_array(value, order)[1] for _, value in parts]
+        values = [_value(value, order) for _, value in parts]
         value = [dict(zip(fields, row, strict=True)) for row in zip(*[iter(values)] * len(fields), strict=True)]
     elif array_class == _TEXT:
         kind, text = next(parts, (2, b""))
@@ -76,4 +82,4 @@ def _array(body: memoryview, order: str) -> tuple[str, Any]:
         kind, numbers = next(parts)
         letter = _NUMBERS[kind]
         value = list(struct.unpack(f"{order}{len(numbers) // struct.calcsize(f'={letter}')}{letter}", numbers))
-    return bytes(name).decode("latin-1"), value
+    return value

@@ -77,8 +77,9 @@ def packed_data(
     for split in [split for split in ("train", "val", "test") if split in by_split]:
         own = by_split[split]
         table = np.array([(row.offset, row.size, label, 0, 0) for row, label in own], np.int64)
-        paths = tuple(row.name for row, _ in own)
-        digest = hashlib.sha256("\0".join(paths).encode(errors="replace") + table.tobytes()).hexdigest()
+        # names in tar files, and of the files themselves, need not be text
+        paths = tuple(row.name.encode(errors="replace").decode() for row, _ in own)
+        digest = hashlib.sha256("\0".join(paths).encode() + table.tobytes()).hexdigest()
         splits[split] = kind(tuple(files), np.array([row.file for row, _ in own]), table, digest, paths)
     return DataSet(folder.resolve().name, tuple(classes), splits)
 

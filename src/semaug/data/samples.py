@@ -4,21 +4,22 @@ import hashlib
 import io
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+import numpy.typing as npt
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from semaug.data.birds import Birds
 from semaug.util.errors import DataError, SemaugError
 from semaug.util.names import class_titles, printable
-from semaug.util.untrusted import open_regular
+from semaug.util.untrusted import CHUNK_BYTES, open_regular
 
 Select = Literal["val", "last", "test"]
 """How the epoch to keep is chosen."""
@@ -35,6 +36,16 @@ MAX_PIXELS = 178_956_970
 """Larger images are refused before they are decoded: Pillow's own limit, which a program may have lifted."""
 MAX_IMAGE_BYTES = 2**30
 """Larger image files are refused: so many pixels of 16 bits in three channels take as much."""
+MAX_SIDE = 1_000_000
+"""Longer images are refused: the weights of resizing one of any width take 16 bytes for each pixel of a row."""
+LARGE_PIXELS, PIXELS_PER_BYTE = 100_000_000, 50
+"""Images of more pixels than the first are refused if their file has fewer bytes than pixels / the second: no photo is
+so small, and an empty drawing of a few bytes would take gigabytes."""
+MAX_SCANNED_PIXELS = 10**10
+"""Limit of pixels × scans of a JPEG file: a scan of a few bytes goes through all pixels, and photos have about ten."""
+MAX_COMMENTS = 1000
+"""Limit of comments in a text file of pixels (PPM), from which Pillow removes each by copying the rest."""
+_STRIP_PIXELS = 2**20  # converted at a time
 
 
 class Samples(Protocol):
@@ -159,7 +170,8 @@ def why_unreadable(error: Exception) -> str:
 
 def _opened(file: BinaryIO, max_pixels: int) -> Image.Image:
     """Open an image without decoding it."""
-    if not isinstance(file, io.BytesIO) and os.fstat(file.fileno()).st_size == 0:
+    size = file.getbuffer().nbytes if isinstance(file, io.BytesIO) else os.fstat(file.fileno()).st_size
+    if size == 0:
         raise OSError("the file is empty")
     too_large = f"it has more than {max_pixels} pixels"
     try:
@@ -170,10 +182,28 @@ def _opened(file: BinaryIO, max_pixels: int) -> Image.Image:
         raise OSError(too_large) from error
     tags = getattr(image, "tag_v2", {})
     tile = int(tags.get(322, 0)) * int(tags.get(323, 0))  # TIFF decodes whole tiles, however small the image is
-    if max(image.width * image.height, tile) > max_pixels:
-        image.close()
+    pixels = max(image.width * image.height, tile)
+    if pixels > max_pixels:
         raise OSError(too_large)
+    if max(image.size) > MAX_SIDE:
+        raise OSError(f"it has a side of more than {MAX_SIDE} pixels")
+    if pixels > max(LARGE_PIXELS, size * PIXELS_PER_BYTE):
+        raise OSError(f"it has {pixels} pixels in {size} bytes, as only a decompression bomb has")
+    is_jpeg = image.format in ("JPEG", "MPO") or tags.get(259) in (6, 7)  # or a TIFF file with JPEG inside
+    if is_jpeg and pixels * _count(file, b"\xff\xda") > MAX_SCANNED_PIXELS:
+        raise OSError("it has too many scans")
+    if image.tile[:1] and image.tile[0][0] == "ppm_plain" and _count(file, b"#") > MAX_COMMENTS:
+        raise OSError(f"it has more than {MAX_COMMENTS} comments")
     return image
+
+
+def _count(file: BinaryIO, mark: bytes) -> int:
+    """How often a mark is in a file, about: none that lies across two parts is counted."""
+    file.seek(0)
+    count = 0
+    while part := file.read(CHUNK_BYTES):
+        count += part.count(mark)
+    return count
 
 
 @cache
@@ -188,29 +218,57 @@ def _formats() -> tuple[str, ...]:
 def _upright(image: Image.Image) -> Image.Image:
     """Turn the image as its EXIF data say; damaged EXIF data are ignored."""
     try:
+        if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+            return image  # Pillow would copy it
         return ImageOps.exif_transpose(image)
     except Exception:
         return image
 
 
 def _in_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image to RGB in strips: large ones take no memory beside both images."""
     if image.mode.startswith(("I", "F")):
-        return _eight_bit(image).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        layer = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
-    return image.convert("RGB")
+        largest = max((float(_values(strip).max(initial=0)) for _, strip in _strips(image)), default=0.0)
+        convert: Callable[[Image.Image], Image.Image] = partial(_eight_bit, largest=largest)
+    elif image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        convert = _on_white
+    else:
+        return image.convert("RGB")
+    result = Image.new("RGB", image.size)
+    for top, strip in _strips(image):
+        result.paste(convert(strip), (0, top))
+    return result
 
 
-def _eight_bit(image: Image.Image) -> Image.Image:
-    """Scale grey of 16 or 32 bits to 8 bits; Pillow would clip nearly all of it to white."""
-    values = np.asarray(image)
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """The first row of each strip of an image, and the strip."""
+    rows = max(1, _STRIP_PIXELS // max(1, image.width))
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    layer = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+
+
+def _values(image: Image.Image) -> npt.NDArray[Any]:
+    return np.nan_to_num(np.asarray(image), nan=0.0) if image.mode == "F" else np.asarray(image)
+
+
+def _eight_bit(image: Image.Image, largest: float) -> Image.Image:
+    """Scale grey of 16 or 32 bits to 8 bits; Pillow would clip nearly all of it to white.
+
+    Args:
+        image: The image, or a part of it.
+        largest: The largest value of the whole image.
+    """
+    values = _values(image)
     if image.mode == "F":
-        values = np.nan_to_num(values, nan=0.0)
-        values = values * 255 if values.max(initial=0) <= 1 else values
-    elif image.mode.startswith("I;16") or values.max(initial=0) > 255:
+        values = values * 255 if largest <= 1 else values
+    elif image.mode.startswith("I;16") or largest > 255:
         values = values >> 8
-    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from semaug.data.annotations import MAX_ANNOTATION_BYTES, SPLIT_NAMES, Splits, class_order, data_set, read_content
 from semaug.data.samples import DataSet
@@ -14,7 +15,8 @@ from semaug.util.names import shown, some, unescape_formula
 from semaug.util.untrusted import open_regular
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
-_MAX_ROWS = 20_000_000  # a few bytes of Parquet can stand for any number
+_MAX_ROWS = 20_000_000
+_MAX_RATIO = 100  # of the bytes of a Parquet file's columns, unpacked, to those of the file
 _COLUMNS = {
     "path": ("path", "image", "file", "filename", "file_name"),
     "label": ("label", "class"),
@@ -128,27 +130,49 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     try:
         with open_regular(path, MAX_ANNOTATION_BYTES) as file:
             header = [str(name) for name in parquet.read_schema(file).names]
-            rows = parquet.read_metadata(file).num_rows
+            fault = parquet_fault(parquet.read_metadata(file), os.fstat(file.fileno()).st_size)
     except SemaugError:
         raise
     except Exception as error:  # the parser raises exceptions of many kinds on damaged files
         raise DataError(f"{path} is not a Parquet file") from error
-    if rows > _MAX_ROWS:
-        raise DataError(f"{path} has {rows} rows, more than the {_MAX_ROWS} allowed")
+    if fault is not None:
+        raise DataError(f"{path} {fault}")
     columns = _columns(path, header)
     try:
         with open_regular(path, MAX_ANNOTATION_BYTES) as file:
-            values = parquet.read_table(file, columns=columns).to_pydict()
+            table = parquet.read_table(file, columns=columns, read_dictionary=columns)
+            values = [cells(table.column(column)) for column in columns]
     except Exception as error:
         raise DataError(f"{path} is a damaged Parquet file") from error
-    for number, row in enumerate(zip(*(values[column] for column in columns), strict=True), start=1):
+    for number, row in enumerate(zip(*values, strict=True), start=1):
         if not all(isinstance(value, str | int) for value in row):
             raise DataError(f"{path} row {number}: image, label and split must be text or whole numbers")
         yield _row(f"row {number}", [str(value) for value in row])
 
 
-def _row(place: str, cells: list[str]) -> Row:
-    image, label, *split = cells
+def parquet_fault(metadata: Any, size: int) -> str | None:
+    """What forbids to read a Parquet file of `size` bytes, a few of which can stand for any number of rows; or None."""
+    rows = metadata.num_rows
+    if rows > min(_MAX_ROWS, size):
+        return f"has {rows} rows in {size} bytes, more than are allowed"
+    unpacked = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    return f"unpacks to more than {_MAX_RATIO} times its size" if unpacked > _MAX_RATIO * size else None
+
+
+def cells(column: Any) -> list[Any]:
+    """The values of a column of an Arrow table; those that a dictionary holds once are one object."""
+    values: list[Any] = []
+    for chunk in column.chunks:
+        if hasattr(chunk, "dictionary"):
+            distinct = chunk.dictionary.to_pylist()
+            values += [None if i is None else distinct[i] for i in chunk.indices.to_pylist()]
+        else:
+            values += chunk.to_pylist()
+    return values
+
+
+def _row(place: str, texts: list[str]) -> Row:
+    image, label, *split = texts
     return place, image, unescape_formula(label.strip()), split[0].strip() if split else "train"
 
 
