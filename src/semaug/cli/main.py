@@ -83,8 +83,12 @@ def _prepare_process() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed: the next file to be opened would take its place
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what PYTHONIOENCODING cannot write is printed as codes
+        sys.stdout.reconfigure(errors="backslashreplace")
     if shutil.get_terminal_size().columns < MIN_COLUMNS:  # tyro and rich never end in a terminal of four columns
         os.environ["COLUMNS"] = str(MIN_COLUMNS)
+    os.environ["MPLBACKEND"] = "agg"  # charts are files; with an unknown backend Matplotlib cannot be imported
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # an image is read, or a sentence says why not
     plain = warnings.formatwarning
 
     def format_warning(

@@ -269,6 +269,6 @@ def _output(destination: Path | None) -> Iterator[IO[str]]:
             yield file
     else:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="surrogateescape", newline="")
+            sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape", newline="")  # as in a file
         yield sys.stdout
         sys.stdout.flush()
