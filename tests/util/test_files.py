@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semaug.util.errors import FileError
-from semaug.util.files import leftovers, refuse_foreign, write_atomically
+from semaug.util.files import leftovers, refuse_foreign, write_atomically, write_json
 
 
 def test_content_is_written_and_the_old_file_can_be_kept(tmp_path: Path) -> None:
@@ -59,3 +59,11 @@ def test_neither_devices_nor_files_of_another_kind_are_replaced(tmp_path: Path) 
         refuse_foreign(tmp_path / "new", b"path,", beside=[photo])
     (tmp_path / "new").write_bytes(b"path,label")
     refuse_foreign(tmp_path / "new", b"path,", beside=[photo])
+
+
+def test_a_name_that_is_not_text_is_not_written_to_json(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="is not UTF-8"):
+        write_json(tmp_path / "a.json", {"data": "photos\udcff"})
+    assert not any(tmp_path.iterdir())
+    write_json(tmp_path / "a.json", {"data": "\U0001f426 \\ud800"})  # a pair of surrogates, and a backslash
+    assert (tmp_path / "a.json").is_file()

@@ -102,5 +102,11 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` as indented JSON, atomically; raises FileError."""
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+    """Write `content` as indented JSON, atomically; raises FileError, also for names that no reader would accept."""
+    text = json.dumps(content, indent=2)
+    try:
+        if "\\ud" in text:
+            json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise FileError(f"cannot write {path}: a name in it is not UTF-8; rename the file or folder") from None
+    write_atomically(path, f"{text}\n".encode())
