@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from replicas import put
 from semaug.data import birds
 from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
@@ -125,6 +126,17 @@ def test_patterns_match_images_and_folders(photos):
     assert list(expand([f"{photos}/0[24].png"])) == [photos / "02.png", photos / "04.png"]
     assert len(list(expand([f"{photos}/*"]))) == 12
     assert len(list(expand([f"{photos}/**/*.png"]))) == 12
+    assert sorted(expand([f"{photos}/**"])) == sorted(expand([photos]))
+
+
+def test_patterns_below_links_that_lead_back_end(tmp_path):
+    put(tmp_path / "photos" / "one.png", b"")
+    for name in ("again", "once more"):
+        (tmp_path / "photos" / name).symlink_to(".", target_is_directory=True)
+    assert list(expand([f"{tmp_path}/**/*.png"])) == [tmp_path / "photos" / "one.png"]
+    assert list(expand([f"{tmp_path}/**/photos"])) == [tmp_path / "photos" / "one.png"]
+    with pytest.raises(SemaugError, match="no image matches"):
+        expand([f"{tmp_path}/**/*.jpg"])
 
 
 def test_a_file_whose_name_is_a_pattern_is_a_file(tmp_path):

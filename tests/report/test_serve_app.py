@@ -174,7 +174,7 @@ def test_images_are_answered(port: int, kind: str) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "it is not an image"),
+        (b"", "the file is empty"),
         (b"no image at all" * 100, "it is not an image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is not an image"),
         (b'<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"/>', "it is not an image"),
@@ -215,12 +215,12 @@ def test_large_files_are_refused_by_their_stated_and_their_real_size(port: int) 
 
 
 def scan_bomb() -> bytes:
-    """A JPEG of 200 kB that takes half a minute to decode: 49 million pixels in 400 passes."""
+    """A JPEG that takes many seconds to decode: 49 million pixels in 180 passes, a few below the limit."""
     buffer = io.BytesIO()
     Image.new("L", (7000, 7000), 128).save(buffer, "JPEG", progressive=True, quality=50)
     content = buffer.getvalue()
     last = content.rindex(b"\xff\xda")
-    return content[:last] + content[last:-2] * 400 + b"\xff\xd9"
+    return content[:last] + content[last:-2] * 180 + b"\xff\xd9"
 
 
 def test_an_image_that_takes_too_long_is_refused_and_the_next_one_answered(

@@ -1,6 +1,7 @@
 """Classification of many image files with constant memory, written as CSV or JSON lines."""
 
 import csv
+import fnmatch
 import glob
 import io
 import json
@@ -9,7 +10,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -86,7 +87,7 @@ def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
         elif path.exists() or not set("*?[") & set(text):  # before patterns: a file name may contain brackets
             files = iter([path])
         else:
-            files = chain.from_iterable(map(_images, sorted(map(Path, glob.iglob(text, recursive=True)))))
+            files = _matches(path)
         first = next(files, None)
         if first is None:
             raise DataError(
@@ -102,6 +103,29 @@ def _stdin() -> Iterator[Path]:
     for line in sys.stdin.buffer:  # bytes: a file name need not be valid text
         if name := os.fsdecode(line.rstrip(b"\r\n")):
             yield from _images(Path(name)) if Path(name).is_dir() else [Path(name)]
+
+
+def _matches(pattern: Path) -> Iterator[Path]:
+    """The images that match a glob pattern, or are in a folder that does.
+
+    Below ``**`` folders are searched as by :func:`_images`: Python's glob would follow links that lead back forever.
+    """
+    if "**" not in pattern.parts:
+        yield from chain.from_iterable(map(_images, sorted(map(Path, glob.iglob(str(pattern))))))
+        return
+    start = next(place for place, part in enumerate(pattern.parts) if set("*?[") & set(part))
+    folder, wanted = Path(*pattern.parts[:start]), (*pattern.parts[start:], "**")
+    if folder.is_dir():
+        yield from (file for file in _images(folder) if _fits(file.relative_to(folder).parts, wanted))
+
+
+def _fits(names: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether the names of a path match the parts of a pattern."""
+    if not wanted:
+        return not names
+    if wanted[0] == "**":
+        return _fits(names, wanted[1:]) or (bool(names) and _fits(names[1:], wanted))
+    return bool(names) and fnmatch.fnmatch(names[0], wanted[0]) and _fits(names[1:], wanted[1:])
 
 
 def _images(path: Path) -> Iterator[Path]:
