@@ -129,6 +129,8 @@ def test_every_table_of_measurements_has_a_known_origin() -> None:
         "| drawn birds",
         "| P2P-Net on drawn birds",
         "| share |",
+        "| Σ, automatic strength",
+        "| seed 0 |",
         "| share, without a GPU",
         "| method | 224 px | GB",
     }

@@ -66,6 +66,18 @@ def test_every_problem_is_reported(tmp_path, workers):
     assert problems[5] == "1 class has fewer than 5 training images: tiny (1)."
 
 
+def test_classes_that_differ_only_in_case_or_unicode_form_are_reported(tmp_path):
+    report = check_data(
+        read_data(
+            str(replicas.image_folder(tmp_path, ("train",), ("Jay", "jay", "caf\u00e9", "cafe\u0301", "rook"), 6))
+        )
+    )
+    assert set(report.same_names) == {("Jay", "jay"), ("cafe\u0301", "caf\u00e9")}
+    (problem,) = (sentence for sentence in report.problems if "Unicode" in sentence)
+    assert problem.startswith("2 groups of classes have names that differ only in case")
+    assert r"'cafe\u0301' = 'caf\xe9'" in problem
+
+
 def test_sentences_stay_short(tmp_path):
     for i in range(50):
         put_image(tmp_path / "crow" / f"{i}.jpg", 1)

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import statistics
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ class Report:
     """Classes with fewer than TINY_CLASS training images, with their number."""
     ignored: dict[str, int]
     """Number of files of other types, by suffix."""
+    same_names: tuple[tuple[str, ...], ...] = ()
+    """Groups of classes whose names differ only in case or in how Unicode stores their letters."""
     near_duplicates: tuple[NearDuplicate, ...] = ()
     """Images of different splits that look the same (:mod:`semaug.data.near_duplicates`)."""
 
@@ -112,6 +115,8 @@ class Report:
         report(self.near_duplicates, "pair of images", alike, _alike, "looks look")
         report(self.unreadable, "image", "unreadable", lambda item: f"{_place(item.image)} ({item.reason})")
         report(contradictory, "image", "in more than one class", _equal)
+        stored = "only in case or in how Unicode stores their letters"
+        report(self.same_names, "group of classes", f"names that differ {stored}", _names, "has have")
         for split, missing in self.missing_classes.items():
             report(missing, "class", f"without images in {split}", printable)
         report(self.duplicates_within, "image", "more than once in a split", _equal)
@@ -188,7 +193,20 @@ def check_data(data: DataSet, workers: int = 0, progress: ProgressCallback | Non
             data.classes[label]: training[label] for label in sorted(training) if training[label] < TINY_CLASS
         },
         ignored=dict(data.ignored),
+        same_names=_same_names(data.classes),
     )
+
+
+def _same_names(classes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    by_key: dict[str, list[str]] = {}
+    for name in classes:
+        by_key.setdefault(unicodedata.normalize("NFKC", name).casefold(), []).append(name)
+    return tuple(tuple(group) for group in by_key.values() if len(group) > 1)
+
+
+def _names(group: Sequence[str]) -> str:
+    """Names that may look the same, in a form in which they differ."""
+    return " = ".join(ascii(name) for name in group)
 
 
 def _examine(samples: Samples, i: int) -> tuple[int, int, bytes] | str:
