@@ -28,14 +28,7 @@ SHAPE = f"learnable --order pipelined --fixed-trace 0.5 {ADAM} --meta-lr 0.0001"
 AT_10 = {
     "SGD 0.001, as in the paper": "learnable",
     "Adam 0.001": f"learnable --order pipelined {ADAM}",
-    "Adam 0.001, alignment": f"learnable --order pipelined {ADAM} --meta-objective alignment",
     "Adam 0.0001, fixed trace": SHAPE,
-    "Adam 0.001, fixed trace, alignment": f"learnable --order pipelined --fixed-trace 0.5 {ADAM} "
-    "--meta-objective alignment",
-    "the same, meta images under RandAugment": f"learnable --fixed-trace 0.5 {ADAM} --meta-objective alignment "
-    "--meta-images randaugment",
-    "Adam 0.001, class-wise variance × learned factor, alignment": "learnable --order pipelined --source modulated "
-    f"{ADAM} --meta-objective alignment",
     "*joint*: SGD 0.001 on the training loss itself, without a meta loop": "joint",
 }
 AT_40 = {
@@ -43,12 +36,6 @@ AT_40 = {
     "constant": "constant",
     "learnable, as in the paper": "learnable",
     "learnable, Adam 0.0001, fixed trace": SHAPE,
-    "the same, meta images held out of training": f"learnable --fixed-trace 0.5 {ADAM} --meta-lr 0.0001 "
-    "--meta-images held-out",
-    "learnable, Adam 0.0001, class-wise variance × learned factor of its trace": "learnable --order pipelined "
-    f"--source reshaped {ADAM} --meta-lr 0.0001",
-    "learnable, Adam 0.0001, fixed trace, four directions": f"learnable --order pipelined --rank 4 --fixed-trace 0.5 "
-    f"{ADAM} --meta-lr 0.0001",
 }
 EIGHT = {
     "basic": "basic",
@@ -213,7 +200,7 @@ def shares(cells: dict[Cell, Seeds]) -> list[str]:
     runs = {(row["network"], row["data"], row["form"], row["share"]): row for row in runs_of("strength-runs.csv")}
     columns = [(net, data) for net in ("resnet50-v1", "mobilenet_v2") for data in ("cub300", "cars256")]
     titles = {("ramp", share): f"earlier form, {share}" for share in ("0.1", "0.2", "0.3")}
-    titles |= {("knowledge", "0.2"): "present form, **0.2**", ("knowledge", "0.25"): "present form, 0.25"}
+    titles |= {("knowledge", "0.2"): "share **0.2**", ("knowledge", "0.25"): "share 0.25"}
     rows, ends = {}, []
     for kind, title in titles.items():
         own = [runs.get((f"torchvision/{net}", data, *kind)) for net, data in columns]
@@ -232,9 +219,8 @@ def shares_on_a_cpu(cells: dict[Cell, Seeds]) -> list[str]:
         cell: max((seeds for key, seeds in own.items() if key in titles), key=lambda seeds: fmean(seeds.values()))
         for cell, own in runs.items()
     }
-    titles |= {("ramp", share): f"earlier form, {share}" for share in ("0.2", "0.3")}
-    titles |= {("knowledge", share): f"present form, {share}" for share in ("0.15", "0.2", "0.25", "0.3", "0.4")}
-    titles["knowledge", "0.2"] = "present form, **0.2**"
+    titles |= {("knowledge", share): f"auto, share {share}" for share in ("0.15", "0.2", "0.25", "0.3", "0.4")}
+    titles["knowledge", "0.2"] = "auto, share **0.2**"
     rows: dict[str, list[str]] = {title: [] for title in titles.values()}
     for key, title in titles.items():
         for cell, own in runs.items():
@@ -321,6 +307,57 @@ def probes(cells: dict[Cell, Seeds]) -> list[str]:
     return table(rows)
 
 
+def probe_runs() -> dict[str, dict[str, Seeds]]:
+    """Heads on fixed features with the automatic strength: the accuracies by method, data and seed."""
+    runs: dict[str, dict[str, Seeds]] = defaultdict(lambda: defaultdict(dict))
+    for row in runs_of("probe-runs.csv"):
+        if row["strength"] == "auto":
+            runs[row["method"]][row["data"]][int(row["seed"])] = float(row["last_top1"])
+    for row in runs_of("probe-auto-runs.csv"):
+        runs[row["method"]][row["data"]][int(row["seed"])] = float(row["last_top1"])
+    return runs
+
+
+def closed_forms(cells: dict[Cell, Seeds]) -> list[str]:
+    titles = {"constant": "constant"}
+    titles |= {f"isda --covariance {name}": f"isda, `{name}`" for name in ("pooled", "neighbours", "shrunk")}
+    return against_isda({"isda": "isda, `classwise`"} | titles, "Σ, automatic strength")
+
+
+def covnets(cells: dict[Cell, Seeds]) -> list[str]:
+    """CovNet with the automatic strength, seed 0, beside the closed forms of the same seed."""
+    titles = {
+        "constant": "constant",
+        "isda": "class-wise (isda)",
+        "learnable --meta-lr 0": "CovNet, not trained",
+        "learnable --meta-lr 1": "CovNet, SGD 1",
+        "learnable --meta-optimizer adam --meta-lr 0.0001": "CovNet, Adam 0.0001",
+        "learnable --fixed-trace 0.5 --meta-optimizer adam --meta-lr 0.0001": "CovNet, Adam 0.0001, fixed trace",
+    }
+    accuracies, rows = probe_runs(), dict[str, list[str]]()
+    ends = {(row["method"], row["data"]): row for row in runs_of("probe-auto-runs.csv") if row["seed"] == "0"}
+    for method, title in titles.items():
+        cells_of_row = rows[title] = list[str]()
+        for data in ("cub300", "cars256"):
+            top1, end = accuracies[method][data].get(0), ends.get((method, data))
+            cells_of_row.append("" if top1 is None else f"{top1:.1f}")
+            names = ("variance_mean", "variance_std_samples", "variance_std_dims")
+            sizes = [float(end[name]) for name in names] if end and method.startswith("learnable") else []
+            cells_of_row.append("; ".join((f"{sizes[0]:.3f}", f"{sizes[1]:.3f}, {sizes[2]:.3f}")) if sizes else "")
+    return table(rows, "seed 0 | birds, head | Σ at the end | cars, head | Σ at the end")
+
+
+def against_isda(titles: Mapping[str, str], head: str) -> list[str]:
+    """The accuracies of methods on birds and cars, and their differences to ISDA's."""
+    runs, rows = probe_runs(), {}
+    for method, title in titles.items():
+        cells_of_row = rows[title] = list[str]()
+        for data in ("cub300", "cars256"):
+            own, isda = runs[method][data], runs["isda"][data]
+            cells_of_row += [shown(own, 1), minus(own, isda, 1)]
+    return table(rows, f"{head} | birds, head | − classwise | cars, head | − classwise")
+
+
 def recipes(cells: dict[Cell, Seeds]) -> list[str]:
     names = ("lr", "weight_decay", "epochs", "crop", "layer_decay", "drop_path", "ema")
     own = {recipe.name: recipe.defaults(None, 64) for recipe in RECIPES.values()}
@@ -385,10 +422,18 @@ def long_tail(cells: dict[Cell, Seeds]) -> list[str]:
 TABLES = {
     "README.md": (readme,),
     "docs/cost.md": (cost,),
-    "docs/learning-the-covariance.md": (learned_at_10, strengths, learned_at_40, mobilenet),
+    "docs/learning-the-covariance.md": (
+        strengths,
+        shares,
+        shares_on_a_cpu,
+        closed_forms,
+        learned_at_10,
+        learned_at_40,
+        mobilenet,
+        covnets,
+    ),
     "docs/results.md": (eight_methods,),
     "docs/reproduction.md": (claims, joint, p2p),
-    "docs/how-to/strength-and-source.md": (shares, shares_on_a_cpu),
     "docs/how-to/linear-probe.md": (probes,),
     "docs/how-to/vision-transformers.md": (recipes,),
     "docs/how-to/long-tailed-data.md": (long_tail,),
