@@ -64,7 +64,6 @@ def test_names_are_read_and_cannot_control_the_terminal_in_an_ascii_locale(photo
     assert "\x1b" not in result.stdout
 
 
-@pytest.mark.parametrize("columns", [1, 4])
 def test_any_encoding_of_standard_output_will_do(photos: Path) -> None:
     result = semaug("data", "check", photos, "--workers", 0, env={"PYTHONIOENCODING": "ascii", "MPLBACKEND": "none"})
     assert result.returncode == 0, result.stderr
@@ -72,6 +71,7 @@ def test_any_encoding_of_standard_output_will_do(photos: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("columns", [1, 4])
 def test_the_help_fits_any_terminal(columns: int, tmp_path: Path) -> None:
     process = Fork(tmp_path / "log", forks.semaug, ["report", "--help"], environment={"COLUMNS": str(columns)})
     code, shown = process.wait()

@@ -19,7 +19,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from semaug.data.birds import Birds
 from semaug.util.errors import DataError, SemaugError
 from semaug.util.names import class_titles, printable
-from semaug.util.untrusted import CHUNK_BYTES, open_regular
+from semaug.util.untrusted import open_regular
 
 Select = Literal["val", "last", "test"]
 """How the epoch to keep is chosen."""
@@ -46,6 +46,7 @@ MAX_SCANNED_PIXELS = 10**10
 MAX_COMMENTS = 1000
 """Limit of comments in a text file of pixels (PPM), from which Pillow removes each by copying the rest."""
 _STRIP_PIXELS = 2**20  # converted at a time
+_PART_BYTES = 2**16  # searched at a time
 
 
 class Samples(Protocol):
@@ -201,7 +202,7 @@ def _count(file: BinaryIO, mark: bytes) -> int:
     """How often a mark is in a file, about: none that lies across two parts is counted."""
     file.seek(0)
     count = 0
-    while part := file.read(CHUNK_BYTES):
+    while part := file.read(_PART_BYTES):
         count += part.count(mark)
     return count
 
