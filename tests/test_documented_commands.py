@@ -88,10 +88,8 @@ NOT_RUN = {
     "semaug reproduce figure-neighbours ": "takes too long; tests/studies/test_reproduce.py has a part",
     "semaug reproduce all ": "takes too long; tests/studies/test_reproduce.py has a part",
     "--meta-loss ": "has an option that was removed; the page names the commit",
-    "--source ": "has an option that was removed; the page names the commit",
-    "--meta-objective ": "has an option that was removed; the page names the commit",
 }
-REMOVED = ("--meta-loss ", "--source ", "--meta-objective ")
+REMOVED = ("--meta-loss ",)
 
 # Instead of the large networks; the weights on the pages are files of these.
 STAND_INS = {
