@@ -1,6 +1,7 @@
-"""Graphed against eager training on a GPU. As a script: every case in turn, PASS or FAIL."""
+"""Graphed against eager training, on a GPU or recorded on a CPU. As a script: every case in turn, PASS or FAIL."""
 
 import contextlib
+import functools
 import sys
 import time
 import traceback
@@ -15,11 +16,14 @@ from torch.utils import _pytree as pytree
 
 import semaug
 from semaug import p2p
+from semaug.meta.graphs import StepGraphs
 from semaug.meta.optimizers import load_optimizer_state, make_optimizer, set_learning_rate
 from semaug.network.models import SmallNet
+from semaug.network.randomness import random_state, set_random_state
 from tiny import TinyNet
 
-STEPS, CLASSES, PIXELS, BATCH = 12, 7, 64, 8
+STEPS, CLASSES, BATCH = 12, 7, 8
+PIXELS = {"cuda": 64, "cpu": 16}
 
 
 @contextlib.contextmanager
@@ -38,7 +42,7 @@ def resnet(**options: Any) -> nn.Module:
 
 
 def vit(**options: Any) -> nn.Module:
-    return timm.create_model("vit_tiny_patch16_224", img_size=PIXELS, num_classes=CLASSES, **options)
+    return timm.create_model("vit_tiny_patch16_224", img_size=PIXELS["cuda"], num_classes=CLASSES, **options)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -95,15 +99,24 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def capturable_optimizer(kind: Any, groups: list[dict[str, Any]], device: str, **options: Any) -> torch.optim.Optimizer:
+    """An optimiser whose steps can be captured, or on a CPU recorded."""
+    if device == "cuda":
+        return make_optimizer(kind, groups, **options)
+    return kind([{**group, "lr": torch.tensor(group["lr"])} for group in groups], fused=True, **options)
+
+
 class Training:
-    """A learner on the GPU, and the batches that it is trained on.
+    """A learner, and the batches that it is trained on.
 
     Args:
         graphs: Whether to use CUDA graphs.
+        device: "cuda", or "cpu" for recorded steps in place of graphs.
         options: Those of a case.
     """
 
-    def __init__(self, graphs: bool, **options: Any) -> None:
+    def __init__(self, graphs: bool, device: str = "cuda", **options: Any) -> None:
+        self.device = device
         self.options = options = dict(options)
         self.steps, self.sizes = options.pop("steps", STEPS), options.pop("sizes", (BATCH,))
         self.soft, self.channels_last = options.pop("soft", False), options.pop("channels_last", False)
@@ -111,7 +124,7 @@ class Training:
         torch.manual_seed(0)
         make = options.pop("model", tiny)
         model = p2p.P2PNet(SmallNet(CLASSES), CLASSES) if composite else make()
-        model = model.cuda().train()
+        model = model.to(device).train()
         if self.channels_last:
             model = model.to(memory_format=torch.channels_last)
         frozen = options.pop("frozen_blocks", 3)
@@ -123,18 +136,21 @@ class Training:
         if options.pop("groups", False):
             groups = [{"params": [p], "lr": 0.01 * 0.9**n} for n, p in enumerate(trained)]
         decay = options.pop("decay", 0.0)
+        make_capturable = functools.partial(capturable_optimizer, device=device)
         if options.pop("optimizer", "sgd") == "sgd":
-            self.optimizer = make_optimizer(torch.optim.SGD, groups, momentum=0.9, weight_decay=decay)
+            self.optimizer = make_capturable(torch.optim.SGD, groups, momentum=0.9, weight_decay=decay)
         else:
-            self.optimizer = make_optimizer(torch.optim.AdamW, groups, weight_decay=0.05)
-        source = options.pop("source", lambda network: semaug.CovNet(network.feature_dim))(network).cuda()
+            self.optimizer = make_capturable(torch.optim.AdamW, groups, weight_decay=0.05)
+        source = options.pop("source", lambda network: semaug.CovNet(network.feature_dim))(network).to(device)
         learned, meta = list(source.parameters()), None
         if learned:
-            meta = make_optimizer(torch.optim.Adam, [{"params": learned, "lr": 0.01}])
+            meta = make_capturable(torch.optim.Adam, [{"params": learned, "lr": 0.01}])
         self.learner = options.pop("learner", semaug.LearnableAugmentation)(
             network, self.optimizer, source, meta, check_values=False, graphs=graphs,
             strength=options.pop("strength", 3.0), **options,
         )  # fmt: skip
+        if graphs and device == "cpu":
+            self.learner._graphs = StepGraphs(self.learner.algorithm, self.learner._run_step)
         torch.manual_seed(1)
 
     def run(self, first: int = 0, last: int | None = None) -> list[dict[str, Tensor]]:
@@ -143,16 +159,17 @@ class Training:
         for step in range(first, self.steps if last is None else last):
             generator = torch.Generator().manual_seed(step)
             size = self.sizes[step % len(self.sizes)]
-            images = torch.randn(size, 3, PIXELS, PIXELS, generator=generator).cuda()
+            pixels = PIXELS[self.device]
+            images = torch.randn(size, 3, pixels, pixels, generator=generator).to(self.device)
             if self.channels_last:
                 images = images.to(memory_format=torch.channels_last)
-            labels = torch.randint(CLASSES, (size,), generator=generator).cuda()
+            labels = torch.randint(CLASSES, (size,), generator=generator).to(self.device)
             if self.soft:
                 labels = 0.9 * nn.functional.one_hot(labels, CLASSES).float() + 0.1 / CLASSES
             self.learner.set_progress(step / self.steps)
             for number, group in enumerate(self.optimizer.param_groups):
                 set_learning_rate(group, 0.01 * 0.9**number * (1 - step / self.steps))
-            torch.rand(3, device="cuda")  # others draw random numbers too
+            torch.rand(3, device=self.device)  # others draw random numbers too
             metrics.append(self.learner.step(images, labels))
         return metrics
 
@@ -162,7 +179,7 @@ class Training:
             "model": self.learner.network.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "learner": self.learner.state_dict(),
-            "random": (torch.get_rng_state(), torch.cuda.get_rng_state()),
+            "random": random_state(torch.device(self.device)),
         }
         copied: dict[str, Any] = pytree.tree_map_only(Tensor, lambda x: x.detach().to("cpu", copy=True), content)
         return copied
@@ -172,8 +189,7 @@ class Training:
         self.learner.network.model.load_state_dict(state["model"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.learner.load_state_dict(state["learner"])
-        torch.set_rng_state(state["random"][0])
-        torch.cuda.set_rng_state(state["random"][1])
+        set_random_state(state["random"], torch.device(self.device))
 
     @property
     def graphs(self) -> int:
@@ -205,28 +221,28 @@ def _distance(a: Any, b: Any) -> str:
     return f"{a!r:.60} and {b!r:.60}"
 
 
-def check_case(name: str) -> None:
+def check_case(name: str, device: str = "cuda") -> None:
     """Check that a case gives the same bits with graphs as without, metrics included."""
     results = []
     for graphs in (False, True):
-        training = Training(graphs, **CASES[name])
+        training = Training(graphs, device, **CASES[name])
         results.append((training.run(), training.state()))
     assert training.graphs > 0, f"nothing was captured ({training.learner._graphs._obstacle})"
     different = differences(*results)
     if different:
-        control = Training(False, **CASES[name])
+        control = Training(False, device, **CASES[name])
         again = differences(results[0], (control.run(), control.state()))
         raise AssertionError(f"{len(different)} differ: {different[:6]}; eager against eager: {again[:3] or 'equal'}")
 
 
-def check_resume(name: str, before: bool, after: bool, at: int = 8) -> None:
+def check_resume(name: str, before: bool, after: bool, device: str = "cuda", at: int = 8) -> None:
     """Check that a training interrupted after some steps, with graphs or without, ends with the same bits."""
-    whole = Training(False, **CASES[name])
+    whole = Training(False, device, **CASES[name])
     whole.run()
-    first = Training(before, **CASES[name])
+    first = Training(before, device, **CASES[name])
     first.run(last=at)
     state = first.state()
-    second = Training(after, **CASES[name])
+    second = Training(after, device, **CASES[name])
     second.load(state)
     second.run(first=at)
     different = differences(whole.state(), second.state())
@@ -279,7 +295,7 @@ def check_replays_wait_for_nothing() -> None:
     """Check that the host waits for the GPU in no replay."""
     training = Training(True, order="pipelined", model=lambda: tiny(0.3))
     training.run()
-    images = torch.randn(BATCH, 3, PIXELS, PIXELS, device="cuda")
+    images = torch.randn(BATCH, 3, PIXELS["cuda"], PIXELS["cuda"], device="cuda")
     labels = torch.randint(CLASSES, (BATCH,), device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:

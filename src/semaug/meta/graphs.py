@@ -172,7 +172,7 @@ class StepGraphs:
     def _static(self, name: str, like: Tensor) -> Tensor:
         key = name, _layout(like)
         if key not in self._inputs:
-            self._inputs[key] = torch.empty_like(like)
+            self._inputs[key] = _empty_like(like)
         return self._inputs[key]
 
     def _capture(self, kind: "_Kind", images: Tensor, labels: Tensor) -> bool:

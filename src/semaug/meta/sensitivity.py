@@ -8,7 +8,7 @@ decay are constants).
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -71,10 +71,7 @@ def _by_group(
     alike: dict[Any, list[int]] = {}  # parameters that take the same step, computed together
     for index, parameter in enumerate(parameters):
         state = optimizer.state.get(parameter, {})
-        count = state.get("step")
-        if isinstance(count, Tensor):
-            count = _steps_of_gpu(count) if count.is_cuda else float(count)
-        key = (id(groups[parameter]), state.get("momentum_buffer") is None, count)
+        key = (id(groups[parameter]), state.get("momentum_buffer") is None, _step_count(state.get("step")))
         alike.setdefault(key, []).append(index)
     steps: dict[int, Step] = {}
     for indices in alike.values():
@@ -92,15 +89,22 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
+def _is_on_gpu(value: Any) -> TypeGuard[Tensor]:
+    """Whether a value is a tensor that the host would have to wait for."""
+    return isinstance(value, Tensor) and value.is_cuda
+
+
 _steps_before: Any = WeakIdKeyDictionary()
 
 
-def _steps_of_gpu(count: Tensor) -> float:
-    """The count of an optimiser's steps on a GPU, without waiting for it after the first time.
+def _step_count(count: Tensor | float | None) -> float | None:
+    """The count of an optimiser's steps; None if it does not count. Only the first time the host waits for a GPU.
 
     Each step changes the tensor once, which torch counts on the host. A CUDA graph that is replayed changes the tensors
     of all parameters, uncounted, so what this returns serves to compare parameters only.
     """
+    if not _is_on_gpu(count):
+        return None if count is None else float(count)
     if count not in _steps_before:
         _steps_before[count] = float(count) - count._version
     return float(_steps_before[count]) + count._version
@@ -133,9 +137,9 @@ def _plain(
 
 
 def _rate(group: dict[str, Any]) -> Sensitivity:
-    """The learning rate: a tensor on a GPU, where reading it would make the host wait, or a number."""
+    """The learning rate: a tensor on a GPU, or a number."""
     rate: Sensitivity = group["lr"]
-    return rate if isinstance(rate, Tensor) and rate.is_cuda else float(rate)
+    return rate if _is_on_gpu(rate) else float(rate)
 
 
 def _add_scaled(tensors: list[Tensor], others: list[Tensor], factor: Sensitivity) -> list[Tensor]:
@@ -179,7 +183,7 @@ def _adam(
             gradients = list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
     beta1, beta2 = group["betas"]
     step = states[0].get("step", 0)
-    if isinstance(step, Tensor) and step.is_cuda:
+    if _is_on_gpu(step):
         bias1, bias2 = (1 - beta ** (step.double() + 1) for beta in (beta1, beta2))  # in fp32, 1 − β would lose digits
     else:
         bias1, bias2 = 1 - beta1 ** (float(step) + 1), 1 - beta2 ** (float(step) + 1)
