@@ -325,26 +325,35 @@ def closed_forms(cells: dict[Cell, Seeds]) -> list[str]:
 
 
 def covnets(cells: dict[Cell, Seeds]) -> list[str]:
-    """CovNet with the automatic strength, seed 0, beside the closed forms of the same seed."""
+    """CovNet with the automatic strength, beside the closed forms; Σ at the end is that of seed 0."""
+    adam = "--meta-optimizer adam --meta-lr 0.0001"
     titles = {
         "constant": "constant",
         "isda": "class-wise (isda)",
         "learnable --meta-lr 0": "CovNet, not trained",
+        "learnable --meta-lr 0.1": "CovNet, SGD 0.1",
         "learnable --meta-lr 1": "CovNet, SGD 1",
-        "learnable --meta-optimizer adam --meta-lr 0.0001": "CovNet, Adam 0.0001",
-        "learnable --fixed-trace 0.5 --meta-optimizer adam --meta-lr 0.0001": "CovNet, Adam 0.0001, fixed trace",
+        "learnable --meta-lr 10": "CovNet, SGD 10",
+        f"learnable {adam}": "CovNet, Adam 0.0001",
+        f"learnable --activation softplus {adam}": "CovNet, Adam 0.0001, softplus",
+        f"learnable --fixed-trace 0.5 {adam}": "CovNet, Adam 0.0001, fixed trace",
     }
     accuracies, rows = probe_runs(), dict[str, list[str]]()
     ends = {(row["method"], row["data"]): row for row in runs_of("probe-auto-runs.csv") if row["seed"] == "0"}
     for method, title in titles.items():
         cells_of_row = rows[title] = list[str]()
         for data in ("cub300", "cars256"):
-            top1, end = accuracies[method][data].get(0), ends.get((method, data))
-            cells_of_row.append("" if top1 is None else f"{top1:.1f}")
+            own, isda, end = accuracies[method][data], accuracies["isda"][data], ends.get((method, data))
+            if len(own) > 1:
+                cells_of_row += [shown(own, 1), minus(own, isda, 1)]
+            else:
+                cells_of_row += [f"{own[0]:.1f} (seed 0)" if own else "", f"{own[0] - isda[0]:+.1f}" if own else ""]
+                cells_of_row[-1] = cells_of_row[-1].replace("-", "−")
             names = ("variance_mean", "variance_std_samples", "variance_std_dims")
             sizes = [float(end[name]) for name in names] if end and method.startswith("learnable") else []
-            cells_of_row.append("; ".join((f"{sizes[0]:.3f}", f"{sizes[1]:.3f}, {sizes[2]:.3f}")) if sizes else "")
-    return table(rows, "seed 0 | birds, head | Σ at the end | cars, head | Σ at the end")
+            cells_of_row.append("{:.3g}; {:.2g}, {:.2g}".format(*sizes) if sizes else "")
+    heads = "birds, head | − class-wise | Σ at the end | cars, head | − class-wise | Σ at the end"
+    return table(rows, f"Σ, automatic strength | {heads}")
 
 
 def against_isda(titles: Mapping[str, str], head: str) -> list[str]:

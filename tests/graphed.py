@@ -1,7 +1,6 @@
 """Graphed against eager training, on a GPU or recorded on a CPU. As a script: every case in turn, PASS or FAIL."""
 
 import contextlib
-import functools
 import sys
 import time
 import traceback
@@ -16,7 +15,6 @@ from torch.utils import _pytree as pytree
 
 import semaug
 from semaug import p2p
-from semaug.meta.graphs import StepGraphs
 from semaug.meta.optimizers import load_optimizer_state, make_optimizer, set_learning_rate
 from semaug.network.models import SmallNet
 from semaug.network.randomness import random_state, set_random_state
@@ -99,13 +97,6 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def capturable_optimizer(kind: Any, groups: list[dict[str, Any]], device: str, **options: Any) -> torch.optim.Optimizer:
-    """An optimiser whose steps can be captured, or on a CPU recorded."""
-    if device == "cuda":
-        return make_optimizer(kind, groups, **options)
-    return kind([{**group, "lr": torch.tensor(group["lr"])} for group in groups], fused=True, **options)
-
-
 class Training:
     """A learner, and the batches that it is trained on.
 
@@ -136,21 +127,18 @@ class Training:
         if options.pop("groups", False):
             groups = [{"params": [p], "lr": 0.01 * 0.9**n} for n, p in enumerate(trained)]
         decay = options.pop("decay", 0.0)
-        make_capturable = functools.partial(capturable_optimizer, device=device)
         if options.pop("optimizer", "sgd") == "sgd":
-            self.optimizer = make_capturable(torch.optim.SGD, groups, momentum=0.9, weight_decay=decay)
+            self.optimizer = make_optimizer(torch.optim.SGD, groups, momentum=0.9, weight_decay=decay)
         else:
-            self.optimizer = make_capturable(torch.optim.AdamW, groups, weight_decay=0.05)
+            self.optimizer = make_optimizer(torch.optim.AdamW, groups, weight_decay=0.05)
         source = options.pop("source", lambda network: semaug.CovNet(network.feature_dim))(network).to(device)
         learned, meta = list(source.parameters()), None
         if learned:
-            meta = make_capturable(torch.optim.Adam, [{"params": learned, "lr": 0.01}])
+            meta = make_optimizer(torch.optim.Adam, [{"params": learned, "lr": 0.01}])
         self.learner = options.pop("learner", semaug.LearnableAugmentation)(
             network, self.optimizer, source, meta, check_values=False, graphs=graphs,
             strength=options.pop("strength", 3.0), **options,
         )  # fmt: skip
-        if graphs and device == "cpu":
-            self.learner._graphs = StepGraphs(self.learner.algorithm, self.learner._run_step)
         torch.manual_seed(1)
 
     def run(self, first: int = 0, last: int | None = None) -> list[dict[str, Tensor]]:

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from semaug.meta import graphs, sensitivity
+from semaug.meta import graphs
 from semaug.network import randomness
+from semaug.util import devices
 
 aten = torch.ops.aten
 READ_BY_HOST = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default}
@@ -24,6 +25,8 @@ READ_BY_HOST = {aten._local_scalar_dense.default, aten.equal.default, aten.nonze
 
 class Recording(TorchDispatchMode):
     """The operators of a step. Recording them changes no tensor that existed before."""
+
+    replays = 0  # of all recordings
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,6 +72,7 @@ class Recording(TorchDispatchMode):
     @torch.no_grad()
     def replay(self) -> None:
         """Run the operators again, with results where they were."""
+        Recording.replays += 1
         for func, args, kwargs, made in self._calls:
             result = func(*args, **kwargs)
             results = _tensors(result) if made else []
@@ -114,6 +118,7 @@ class _Generator:
 def patch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let recordings take the place of CUDA graphs."""
     none = contextlib.nullcontext
+    monkeypatch.setattr(devices, "has_graphs", lambda device: True)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, **_: graph.recording())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
@@ -122,8 +127,6 @@ def patch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_empty_like", torch.zeros_like)  # a recording computes with what is there
     monkeypatch.setattr(graphs, "_stream", lambda device: None)
     monkeypatch.setattr(graphs, "_noting_waits", _noting_waits)
-    monkeypatch.setattr(graphs, "capture_obstacle", lambda optimizer: None)
-    monkeypatch.setattr(sensitivity, "_is_on_gpu", lambda value: isinstance(value, Tensor))
     monkeypatch.setattr(randomness, "_read", lambda device: (torch.get_rng_state(), torch.zeros(16, dtype=torch.uint8)))
     monkeypatch.setattr(randomness, "_set", lambda state, device: torch.set_rng_state(state[0]))
     monkeypatch.setattr(randomness, "default_generator", lambda device: _Generator())

@@ -1,8 +1,8 @@
 """Kills `semaug train` again and again and resumes it: the result must equal that of an undisturbed run.
 
 `python tests/soak.py 50` trains on the embedded birds, prints what each kill hit, and then how long training takes to
-end in each of its phases when it is asked to. On a GPU the steps are replayed as CUDA graphs. Shorter forms are in
-test_interruptions.py.
+end in each of its phases when it is asked to. On a GPU the steps are replayed as CUDA graphs. On a CPU there is a
+second round, in which recordings take the place of graphs (recorded.py). Shorter forms are in test_interruptions.py.
 """
 
 import csv
@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+import recorded
 from forks import Fork
 from semaug.cli.main import main
 from semaug.data.samples import embedded_birds
@@ -75,18 +77,27 @@ def _arguments(data: str, output: Path, kind: str, epochs: int, sizes: list[str]
     return [*where, *OPTIONS, *sizes, *KINDS[kind]]
 
 
-def start(command: list[str], log: Path, **options: Any) -> Fork:
-    return Fork(log, _train, command, **options)
+Train = Callable[[list[str]], int]
+"""Runs a command, and returns its exit code."""
 
 
-def _train(command: list[str]) -> int:
-    torch.backends.cudnn.deterministic = True  # on a GPU, so that two undisturbed runs are equal to the bit
+def train(command: list[str]) -> int:
+    """Train, on a GPU with deterministic kernels, so that two undisturbed runs are equal to the bit."""
+    torch.backends.cudnn.deterministic = True
     return main(command)
 
 
-def finish(command: list[str], log: Path) -> None:
+def train_recorded(command: list[str]) -> int:
+    """Train on a CPU with recordings in place of CUDA graphs; without any it is an error."""
+    recorded.patch(pytest.MonkeyPatch())
+    code = main(command)
+    assert code or recorded.Recording.replays, "no step was replayed"
+    return code
+
+
+def finish(command: list[str], log: Path, train: Train = train) -> None:
     """Run the command to its end."""
-    code, said = start(command, log).wait()
+    code, said = Fork(log, train, command).wait()
     assert code == 0, said
 
 
@@ -94,10 +105,16 @@ def finish(command: list[str], log: Path) -> None:
 
 
 def kill(
-    command: list[str], run: Path, moment: str, longest: float, chance: random.Random, writes: Sequence[int] = WRITES
+    command: list[str],
+    run: Path,
+    moment: str,
+    longest: float,
+    chance: random.Random,
+    writes: Sequence[int] = WRITES,
+    train: Train = train,
 ) -> str | None:
     """Start the command and kill it at such a moment; returns what was hit, or None if it had ended before."""
-    process = start(command, run.with_suffix(".log"))
+    process = Fork(run.with_suffix(".log"), train, command)
     if moment == "any":
         _wait_long(process, chance.uniform(0, longest / 2))
     else:
@@ -197,8 +214,9 @@ def _numbers(value: Any) -> int:
     return sum(map(_numbers, value)) if isinstance(value, list | tuple) else 0
 
 
-def soak(folder: Path, kills: int, epochs: int = 24, seed: int = 0) -> tuple[Counter[str], int]:
+def soak(folder: Path, kills: int, train: Train = train, epochs: int = 24, seed: int = 0) -> tuple[Counter[str], int]:
     """Kill so many times, over all kinds of runs, and compare each; returns what was hit and the number of runs."""
+    folder.mkdir()
     chance, hits, rounds = random.Random(seed), Counter[str](), 0
     references: dict[str, tuple[Path, float]] = {}
     write_shards(embedded_birds(), folder / "shards", per_shard=100)
@@ -207,18 +225,18 @@ def soak(folder: Path, kills: int, epochs: int = 24, seed: int = 0) -> tuple[Cou
         data = str(folder / "shards") if kind == ON_A_STREAM else "birds"
         if kind not in references:
             started, reference = time.monotonic(), folder / f"reference-{len(references)}"
-            finish(on_birds(reference, kind, epochs, data), reference.with_suffix(".log"))
+            finish(on_birds(reference, kind, epochs, data), reference.with_suffix(".log"), train)
             references[kind] = reference, time.monotonic() - started
             print(f"{kind}, undisturbed: {references[kind][1]:.0f} s; numbers: {compared(reference)}", flush=True)
         reference, longest = references[kind]
         run = folder / f"run-{rounds}"
         command = on_birds(run, kind, epochs, data)
         while hits.total() < min(kills, kills * (rounds + 1) / len(KINDS)):
-            hit = kill(command, run, chance.choice(MOMENTS), longest, chance)
+            hit = kill(command, run, chance.choice(MOMENTS), longest, chance, train=train)
             if hit is None:
                 break
             hits[hit] += 1
-        finish(command, run.with_suffix(".log"))
+        finish(command, run.with_suffix(".log"), train)
         different = differences(run, reference)
         assert not different, f"{kind}: {run} differs from {reference} in {', '.join(different)}"
         rounds += 1
@@ -313,6 +331,10 @@ def stops(folder: Path) -> None:
 if __name__ == "__main__":
     # A shell ignores it for what it runs in the background; the processes that are started here inherit this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 50
     with tempfile.TemporaryDirectory() as name:
-        soak(Path(name), int(sys.argv[1]) if len(sys.argv) > 1 else 50)
+        soak(Path(name) / "runs", kills)
+        if not torch.cuda.is_available():
+            print("the same with recorded steps")
+            soak(Path(name) / "recorded", kills // 2, train_recorded)
         stops(Path(name))

@@ -161,7 +161,7 @@ def test_how_often_numbers_are_checked_changes_nothing(
 def test_a_signal_ends_the_command_with_one_sentence(
     photos: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    process = soak.start(soak.arguments(photos, tmp_path / "run", "isda", 100_000), tmp_path / "log")
+    process = Fork(tmp_path / "log", soak.train, soak.arguments(photos, tmp_path / "run", "isda", 100_000))
     process.wait_until((tmp_path / "run" / "metrics.jsonl").exists)
     process.send(number)
     assert process.wait()[0] == code

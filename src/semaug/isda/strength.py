@@ -136,9 +136,8 @@ class AutoStrength(Strength):
     of a batch grows with λ, from CE at λ = 0, and is convex in λ. After each batch, Newton's method finds the λ at
     which the loss of that batch would be ``CE + share · progress · (log C − CE)``, and λ moves a tenth of the way
     there. A network that guesses is not augmented; one that fits its images ends with the loss ``share · log C``. Only
-    the logits and the terms that Σ adds to them enter, so the scale of features, head and Σ has no influence. With soft
-    labels or label smoothing both losses, but not log C, count from the entropy of the label. A network that guesses is
-    then augmented too, as one that knows as much as that entropy.
+    the logits and the terms that Σ adds to them enter, so the scale of features, head and Σ has no influence. All this
+    holds for soft labels and label smoothing too; there CE is at least the entropy of the label.
 
     λ and all that it is computed from stay on the training device. Ranks agree, since they sum what enters.
 
@@ -205,7 +204,7 @@ class AutoStrength(Strength):
         # would be that of a falling loss.
         added = (covariance.quadratic(head[0], target) / 2).clamp(0, LARGEST_TERM)
         if target.is_floating_point():
-            logits = logits - (target * (logits - target.log().clamp_min(-LARGEST_TERM))).sum(1, keepdim=True)
+            logits = logits - (target * logits).sum(1, keepdim=True)
         else:
             logits = logits - logits.gather(1, target[:, None])
         self._batch.append((logits, added, share / len(labels)))

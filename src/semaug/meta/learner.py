@@ -20,7 +20,7 @@ from semaug.meta.optimizers import load_optimizer_state, make_optimizer
 from semaug.meta.precision import MixedPrecision
 from semaug.meta.state import update_from_state, update_to_state
 from semaug.network.network import FrozenBlocks, Network
-from semaug.util import distributed
+from semaug.util import devices, distributed
 
 
 class LearnableAugmentation:
@@ -156,8 +156,7 @@ class LearnableAugmentation:
         )
         self._strength = make_strength(strength, strength_power).to(self.network.head.weight.device)
         self.algorithm = self._algorithm(self.executor, optimizer, order, interval, detach_real, self._strength)
-        on_gpu = self.network.head.weight.device.type == "cuda"
-        graphed = graphs and on_gpu and self._capturable
+        graphed = graphs and self._capturable and devices.has_graphs(self.network.head.weight.device)
         self._graphs = StepGraphs(self.algorithm, self._run_step) if graphed else None
 
     @property

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from semaug.util import devices
+
 _OF_DEVICE = ("foreach", "fused", "capturable")  # settings that fit the device and do not belong to the state
 
 
@@ -31,7 +33,7 @@ def make_optimizer(
     """
     own = [dict(group) for group in groups]
     device = next((parameter.device for group in own for parameter in group["params"]), torch.device("cpu"))
-    if device.type == "cuda" and capturable:
+    if devices.has_graphs(device) and capturable:
         for group in own:  # in fp32, which the fused kernels read
             group["lr"] = torch.tensor(float(group["lr"]), dtype=torch.float32, device=device)
         options |= {"fused": True} if kind is SGD else {"fused": True, "capturable": True}
@@ -83,7 +85,7 @@ def capture_obstacle(optimizer: Optimizer) -> str | None:
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return f"{name} has hooks, which are Python code"
     for group in optimizer.param_groups:
-        if not (isinstance(group["lr"], Tensor) and group["lr"].is_cuda):
+        if not (isinstance(group["lr"], Tensor) and devices.has_graphs(group["lr"].device)):
             return f"the learning rate of {name} is not a tensor on the GPU"
         if not group.get("fused" if type(optimizer) is SGD else "capturable"):
             return f"{name} was not made with {'fused' if type(optimizer) is SGD else 'capturable'}=True"

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from semaug.util import devices
+
 Sensitivity = Tensor | float
 """The derivative of a step in the gradient, elementwise. Parameters may share it if it is one number."""
 
@@ -89,9 +91,9 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def _is_on_gpu(value: Any) -> TypeGuard[Tensor]:
+def _is_remote(value: Any) -> TypeGuard[Tensor]:
     """Whether a value is a tensor that the host would have to wait for."""
-    return isinstance(value, Tensor) and value.is_cuda
+    return isinstance(value, Tensor) and devices.has_graphs(value.device)
 
 
 _steps_before: Any = WeakIdKeyDictionary()
@@ -103,7 +105,7 @@ def _step_count(count: Tensor | float | None) -> float | None:
     Each step changes the tensor once, which torch counts on the host. A CUDA graph that is replayed changes the tensors
     of all parameters, uncounted, so what this returns serves to compare parameters only.
     """
-    if not _is_on_gpu(count):
+    if not _is_remote(count):
         return None if count is None else float(count)
     if count not in _steps_before:
         _steps_before[count] = float(count) - count._version
@@ -139,7 +141,7 @@ def _plain(
 def _rate(group: dict[str, Any]) -> Sensitivity:
     """The learning rate: a tensor on a GPU, or a number."""
     rate: Sensitivity = group["lr"]
-    return rate if _is_on_gpu(rate) else float(rate)
+    return rate if _is_remote(rate) else float(rate)
 
 
 def _add_scaled(tensors: list[Tensor], others: list[Tensor], factor: Sensitivity) -> list[Tensor]:
@@ -183,7 +185,7 @@ def _adam(
             gradients = list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
     beta1, beta2 = group["betas"]
     step = states[0].get("step", 0)
-    if _is_on_gpu(step):
+    if _is_remote(step):
         bias1, bias2 = (1 - beta ** (step.double() + 1) for beta in (beta1, beta2))  # in fp32, 1 − β would lose digits
     else:
         bias1, bias2 = 1 - beta1 ** (float(step) + 1), 1 - beta2 ** (float(step) + 1)

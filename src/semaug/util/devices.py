@@ -27,3 +27,8 @@ def choose_device(name: str | None) -> str:
         gpus = "" if not count else ", cuda:0" if count == 1 else f", cuda:0 … cuda:{count - 1}"
         raise SettingError(f"`device` must be cpu{', cuda' if count else ''}{gpus}, not {shown(name)}")
     return name
+
+
+def has_graphs(device: torch.device) -> bool:
+    """Whether steps on a device are captured as graphs, so that the host does not wait for it within a step."""
+    return device.type == "cuda"
