@@ -4,19 +4,17 @@ import errno
 import hashlib
 import http.client
 import os
-import stat
 import tarfile
 import tempfile
 import time
 import urllib.error
 import urllib.request
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 from semaug.data.annotations import leads_out
-from semaug.util.errors import DataError, FileError, SettingError
+from semaug.util.errors import DataError, FileError
 from semaug.util.progress import ProgressCallback
 from semaug.util.untrusted import open_regular
 
@@ -34,11 +32,11 @@ with the square of its size (CVE-2024-6232)."""
 
 @dataclass(frozen=True)
 class Archive:
-    """A tar or zip file that a host offers."""
+    """A tar file that a host offers."""
 
     url: str
     name: str  # file name to save it under
-    checksum: str  # sha256 or md5, hexadecimal
+    md5: str  # hexadecimal
     size: int  # in bytes
     folder: str  # the folder in it that holds the data set
 
@@ -58,7 +56,7 @@ def fetch(archive: Archive, root: Path, progress: ProgressCallback | None = None
         DataError: The download or the archive is damaged.
         FileError: The disk is full or cannot be written.
     """
-    file = download(archive.url, root / archive.name, archive.checksum, archive.size, progress)
+    file = download(archive, root, progress)
     try:
         with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=root) as unpacked:
             # Compressed images grow far less than tenfold.
@@ -74,64 +72,53 @@ def fetch(archive: Archive, root: Path, progress: ProgressCallback | None = None
     return root / archive.folder
 
 
-def download(
-    url: str, path: Path, checksum: str, size: int | None = None, progress: ProgressCallback | None = None
-) -> Path:
-    """Download a file unless it exists; an interrupted download (in PATH.part) is resumed.
+def download(archive: Archive, root: Path, progress: ProgressCallback | None = None) -> Path:
+    """Download an archive unless it exists; an interrupted download (in NAME.part) is resumed.
 
     Args:
-        url: Its address, http or https.
-        path: Where to save it. It appears there only when it is complete and its checksum is right.
-        checksum: Its sha256 or md5 in hexadecimal digits.
-        size: Its size in bytes, if known; other sizes are refused.
-        progress: Called with the number of bytes downloaded and their total (0 if unknown).
+        archive: What to download.
+        root: Where to save it. It appears there only when it is complete and its checksum is right.
+        progress: Called with the number of bytes downloaded and their total.
 
     Returns:
-        `path`.
+        The file.
 
     Raises:
         DataError: The host does not offer the file, or sends something else.
         FileError: The disk is full or cannot be written.
-        SettingError: The address or checksum is malformed.
     """
-    if not url.startswith(("http://", "https://")):
-        raise SettingError(f"only http and https addresses can be downloaded, not {url}")
-    if len(checksum) not in (32, 64):
-        raise SettingError(f"{checksum!r} is neither a sha256 nor an md5")
+    path, part = root / archive.name, root / f"{archive.name}.part"
     try:
-        if path.is_file() and _has_checksum(path, checksum):
+        if path.is_file() and _md5(path) == archive.md5:
             return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
+        root.mkdir(parents=True, exist_ok=True)
         part.touch()
-        if size is not None and part.stat().st_size > size:
+        if part.stat().st_size > archive.size:
             os.truncate(part, 0)
-        _transfer_all(url, part, size, progress)
-        if not _has_checksum(part, checksum):
+        _transfer_all(archive, part, progress)
+        if _md5(part) != archive.md5:
             part.unlink()
-            raise DataError(f"{url} has a wrong checksum and was removed; try again later")
+            raise DataError(f"{archive.url} has a wrong checksum and was removed; try again later")
         part.replace(path)
     except OSError as error:
         raise FileError(f"cannot save {path}: {error}") from error
     return path
 
 
-def _has_checksum(path: Path, checksum: str) -> bool:
+def _md5(path: Path) -> str:
     with open_regular(path) as file:
-        kind = "md5" if len(checksum) == 32 else "sha256"
-        digest = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
-    return digest.hexdigest() == checksum.lower()
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _transfer_all(url: str, part: Path, size: int | None, progress: ProgressCallback | None) -> None:
+def _transfer_all(archive: Archive, part: Path, progress: ProgressCallback | None) -> None:
     """Transfer until complete, and resume until `ATTEMPTS` in a row have received nothing."""
     failures = 0
-    while (before := part.stat().st_size) != size:
+    while (before := part.stat().st_size) != archive.size:
         try:
-            return _transfer(url, part, before, size, progress)
+            return _transfer(archive, part, before, progress)
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code != 416:
-                raise DataError(f"{url} cannot be downloaded: {error.code} {error.reason}") from error
+                raise DataError(f"{archive.url} cannot be downloaded: {error.code} {error.reason}") from error
             if error.code == 416:  # nothing follows what is here, so it is not a part of that file
                 os.truncate(part, 0)
             reason = str(error)
@@ -141,32 +128,31 @@ def _transfer_all(url: str, part: Path, size: int | None, progress: ProgressCall
             reason = str(error) or type(error).__name__
         failures = 0 if part.stat().st_size > before else failures + 1
         if failures >= ATTEMPTS:
-            raise DataError(f"the download of {url} was interrupted ({reason}); try again to resume it")
+            raise DataError(f"the download of {archive.url} was interrupted ({reason}); try again to resume it")
         time.sleep(min(2**failures, 10) * RETRY_SECONDS)
 
 
-def _transfer(url: str, part: Path, start: int, size: int | None, progress: ProgressCallback | None) -> None:
+def _transfer(archive: Archive, part: Path, start: int, progress: ProgressCallback | None) -> None:
     """Request what follows the first `start` bytes; raises ConnectionError if the answer ends too early."""
-    request = urllib.request.Request(url, headers={"User-Agent": "semaug", "Accept-Encoding": "identity"})
+    request = urllib.request.Request(archive.url, headers={"User-Agent": "semaug", "Accept-Encoding": "identity"})
     if start:
         request.add_header("Range", f"bytes={start}-")
     with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
         resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
         done = start if resumed else 0
         length = response.headers.get("Content-Length", "")
-        total = done + int(length) if length.isascii() and length.isdigit() and len(length) < 19 else size or 0
-        if size is not None and total not in (0, size):
-            raise DataError(f"{url} has {total} bytes instead of {size}")
+        if length.isascii() and length.isdigit() and len(length) < 19 and done + int(length) != archive.size:
+            raise DataError(f"{archive.url} has {done + int(length)} bytes instead of {archive.size}")
         with part.open("ab" if resumed else "wb") as file:
             while chunk := response.read(CHUNK_BYTES):
                 done += len(chunk)
-                if size is not None and done > size:
-                    raise DataError(f"{url} sends more than {size} bytes")
+                if done > archive.size:
+                    raise DataError(f"{archive.url} sends more than {archive.size} bytes")
                 file.write(chunk)
                 if progress is not None:
-                    progress(done, total)
-    if total and done < total:
-        raise ConnectionError(f"received {done} of {total} bytes")
+                    progress(done, archive.size)
+    if done < archive.size:
+        raise ConnectionError(f"received {done} of {archive.size} bytes")
 
 
 _READ_WHOLE = (
@@ -185,59 +171,39 @@ class TarHeader(tarfile.TarInfo):
         return header
 
 
-def extract(archive: Path, folder: Path, max_bytes: int = MAX_BYTES, max_files: int = MAX_FILES) -> None:
-    """Extract a tar (of any compression) or zip file that may come from a stranger.
+def extract(archive: Path, folder: Path, max_bytes: int) -> None:
+    """Extract a tar file, of any compression, that may come from a stranger.
 
     Args:
         archive: The file.
         folder: A new or empty folder. Names that lead out of it, links and devices are refused.
         max_bytes: Largest total size of the content.
-        max_files: Largest number of members.
 
     Raises:
         DataError: The archive is damaged or refused.
     """
     files = total = 0
 
-    def check(name: str, size: int, is_plain: bool) -> None:
+    def check(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
         nonlocal files, total
-        files, total = files + 1, total + size
-        if files > max_files:
-            raise DataError(f"{archive} holds more than {max_files} files")
-        if size < 0 or total > max_bytes:
+        files, total = files + 1, total + member.size
+        if files > MAX_FILES:
+            raise DataError(f"{archive} holds more than {MAX_FILES} files")
+        if member.size < 0 or total > max_bytes:
             raise DataError(f"{archive} holds more bytes than are allowed")
-        if leads_out(name):
-            raise DataError(f"{archive} was refused: {name!r} in it is outside of its folder")
-        if not is_plain:
-            raise DataError(f"{archive} was refused: {name!r} in it is a link or device")
-
-    def tar_filter(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-        check(member.name, member.size, member.isreg() or member.isdir())
+        if leads_out(member.name):
+            raise DataError(f"{archive} was refused: {member.name!r} in it is outside of its folder")
+        if not (member.isreg() or member.isdir()):
+            raise DataError(f"{archive} was refused: {member.name!r} in it is a link or device")
         return tarfile.data_filter(member, path)
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open_regular(archive) as file:
-            tar = _opened_tar(file)
-            if tar is not None:
-                with tar:
-                    tar.extractall(folder, filter=tar_filter)
-            elif zipfile.is_zipfile(file):
-                with zipfile.ZipFile(file) as zipped:
-                    for entry in zipped.infolist():
-                        is_file = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG)
-                        check(entry.filename, entry.file_size, entry.is_dir() or is_file)
-                    zipped.extractall(folder)
-            else:
-                raise DataError(f"{archive} is neither a tar nor a zip file")
+        with open_regular(archive) as file, tarfile.open(fileobj=file, tarinfo=TarHeader) as tar:
+            tar.extractall(folder, filter=check)
     except DataError:
         raise
-    except Exception as error:  # the parsers raise exceptions of many kinds on damaged files
+    except tarfile.ReadError as error:
+        raise DataError(f"{archive} is not a tar file, or is damaged") from error
+    except Exception as error:  # tarfile raises exceptions of many kinds on damaged files
         raise DataError(f"cannot unpack {archive}: {error}") from error
-
-
-def _opened_tar(archive: BinaryIO) -> tarfile.TarFile | None:
-    try:
-        return tarfile.open(fileobj=archive, tarinfo=TarHeader)
-    except tarfile.ReadError:
-        return None

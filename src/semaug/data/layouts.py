@@ -301,7 +301,7 @@ LAYOUTS = [
         archive=Archive(
             url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1",
             name="CUB_200_2011.tgz",
-            checksum="97eceeb196236b17998738112f37df78",
+            md5="97eceeb196236b17998738112f37df78",
             size=1_150_585_339,
             folder="CUB_200_2011",
         ),
@@ -315,7 +315,7 @@ LAYOUTS = [
         archive=Archive(
             url="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/archives/fgvc-aircraft-2013b.tar.gz",
             name="fgvc-aircraft-2013b.tar.gz",
-            checksum="d4acdd33327262359767eeaa97a4f732",
+            md5="d4acdd33327262359767eeaa97a4f732",
             size=2_753_340_328,
             folder="fgvc-aircraft-2013b",
         ),

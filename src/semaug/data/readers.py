@@ -39,13 +39,12 @@ def read_data(
     """
     if data == "birds":
         return embedded_birds()
-    named = {layout.name: layout for layout in LAYOUTS if layout.folders}
     try:
-        if data in named:
-            return _read_named(named[data], data_root(root), download, progress)
+        if data in KNOWN:
+            return _read_named(KNOWN[data], data_root(root), download, progress)
         path = Path(os.path.expanduser(data))
         if not data or not os.path.exists(path):
-            names = ", ".join(("birds", *named))
+            names = ", ".join(("birds", *KNOWN))
             raise DataError(f"{shown(data)} is neither an existing path nor the name of a data set ({names})")
         for layout in LAYOUTS:
             if layout.recognise(path):
