@@ -122,6 +122,38 @@ def test_every_form_holds_the_same_images_and_labels(photos: DataSet, tmp_path: 
         assert other.fingerprint() == read_data(str(tmp_path / "data")).splits[split].fingerprint()
 
 
+def test_files_whose_labels_are_numbered_differently(photos: DataSet, tmp_path: Path) -> None:
+    reordered = DataSet(photos.name, photos.classes[::-1], photos.splits)
+    for form in (saved, on_the_hub):
+        folder = form(photos, tmp_path / form.__name__)
+        # the same classes for the same images, under other numbers, as when each split is encoded for itself
+        highest = len(photos.classes) - 1
+        other = table(reordered, "test")
+        numbers = pa.array([highest - label for label in other.column("label").to_pylist()])
+        other = other.set_column(1, "label", numbers)
+        if form is on_the_hub:
+            pa.parquet.write_table(other, folder / "data" / "test-00000-of-00001.parquet")
+        else:
+            with pa.ipc.new_stream(str(folder / "test" / "data-00000-of-00001.arrow"), other.schema) as writer:
+                writer.write_table(other)
+            (folder / "test" / "dataset_info.json").write_text(json.dumps({"features": features(reordered)}))
+        data = read_data(str(folder))
+        for split, samples in photos.splits.items():
+            classes = [data.classes[label] for label in data.splits[split].labels]
+            assert classes == [photos.classes[label] for label in samples.labels]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_metadata_without_a_label_are_refused(photos: DataSet, tmp_path: Path, suffix: str) -> None:
+    folder = with_metadata(photos, tmp_path / "data", suffix)
+    file = folder / "train" / f"metadata.{suffix}"
+    text = file.read_text()
+    cut = text.rindex(photos.classes[-1])
+    file.write_text(text[:cut] + text[cut + len(photos.classes[-1]) :])
+    with pytest.raises(DataError, match="label"):
+        read_data(str(folder))
+
+
 def test_training_and_packing_take_them(photos: DataSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = on_the_hub(photos, tmp_path / "hub")
     run = train(quick_config(folder, tmp_path / "run", epochs=1, val_per_class=1, method="basic"))

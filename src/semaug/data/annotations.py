@@ -8,11 +8,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from semaug.data.samples import DataSet, ImageFiles, Samples, ignored_files
-from semaug.util.errors import DataError
+from semaug.util.errors import DataError, SemaugError
 from semaug.util.names import shown, some
 from semaug.util.untrusted import read_bytes
 
@@ -43,6 +44,17 @@ class Field(NamedTuple):
         if leads_out(self.text):
             raise DataError(f"{self.place}: the image {shown(self.text)} is outside of the data set's folder")
         return folder / self.text
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever a parser raises on a damaged file into a :class:`DataError` of one line."""
+    try:
+        yield
+    except SemaugError:
+        raise
+    except Exception as error:
+        raise DataError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from error
 
 
 def read_content(path: Path) -> bytes:

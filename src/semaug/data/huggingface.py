@@ -20,8 +20,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from semaug.data.annotations import Field, Splits, class_order, data_set, split_in
-from semaug.data.packed import PackedImages, PackedRow, files_in, packed_data
+from semaug.data.annotations import Field, Splits, class_order, data_set, reading, split_in
+from semaug.data.packed import PackedImages, PackedRow, class_of, files_in, packed_data
 from semaug.data.samples import MAX_IMAGE_BYTES, DataSet
 from semaug.data.tables import cells, csv_rows, parquet_fault
 from semaug.util.errors import DataError, MissingPackageError, SemaugError
@@ -69,56 +69,54 @@ def read_saved(folder: Path) -> DataSet:
         named: _Splits = read_json(folder / "dataset_dict.json", _Splits)
         parts = {split_in(Path(name)): Field(name, str(folder)).below(folder) for name in named["splits"]}
     files: list[Path] = []
-    rows: list[tuple[str, PackedRow]] = []
-    names: Sequence[str] | None = None
+    rows: list[PackedRow] = []
+    order: list[str] = []
     for split, part in parts.items():
         state: _State = read_json(part / "state.json", _State)
         features = _features(read_json(part / "dataset_info.json", dict[str, Any]))
         for entry in state["_data_files"]:
             file = Field(entry["filename"], str(part / "state.json")).below(part)
             prefix = file.relative_to(folder).as_posix()
-            own, names = _arrow_rows(file, len(files), prefix, features)
-            rows += [(split, row) for row in own]
+            with reading(file):
+                own, names = _arrow_rows(file, len(files), split, prefix, features)
+            rows += own
+            order += names or ()
             files.append(file)
-    return packed_data(folder, files, _labelled(rows, folder), names)
+    return packed_data(folder, files, _labelled(rows, folder), order)
 
 
 def _arrow_rows(
-    file: Path, number: int, prefix: str, features: Mapping[str, Any]
+    file: Path, number: int, split: str, prefix: str, features: Mapping[str, Any]
 ) -> tuple[list[PackedRow], Sequence[str] | None]:
-    """The rows of an Arrow file, with the offsets of their images in it, and the names of the labels."""
+    """The rows of an Arrow file, with the offsets of their images in it, and the names of its labels."""
     arrow = _arrow("pyarrow")
     rows: list[PackedRow] = []
-    try:
-        open_regular(file).close()
-        with arrow.memory_map(str(file)) as source:
-            whole = source.read_buffer(source.size())
-            if _is_compressed(arrow.ipc.MessageReader.open_stream(arrow.BufferReader(whole))):
+    open_regular(file).close()
+    with arrow.memory_map(str(file)) as source:
+        whole = source.read_buffer(source.size())
+        if _is_compressed(arrow.ipc.MessageReader.open_stream(arrow.BufferReader(whole))):
+            raise DataError(f"{file} is compressed; save it with datasets' save_to_disk")
+        reader = arrow.ipc.open_stream(arrow.BufferReader(whole))
+        image, label, names = _columns(file, reader.schema, features)
+        for batch in reader:
+            batch.validate(full=True)
+            pictures = batch.column(image)
+            content, paths = pictures.field("bytes"), pictures.field("path").to_pylist()
+            wide = np.int64 if arrow.types.is_large_binary(content.type) else np.int32
+            _, offsets, data = content.buffers()
+            at = np.frombuffer(offsets, wide)[content.offset : content.offset + len(content) + 1].astype(np.int64)
+            start = data.address - whole.address if data is not None else 0
+            if not 0 <= start + at[0] <= start + at[-1] <= whole.size:
                 raise DataError(f"{file} is compressed; save it with datasets' save_to_disk")
-            reader = arrow.ipc.open_stream(arrow.BufferReader(whole))
-            image, label, names = _columns(file, reader.schema, features)
-            for batch in reader:
-                batch.validate(full=True)
-                pictures = batch.column(image)
-                content, paths = pictures.field("bytes"), pictures.field("path").to_pylist()
-                wide = np.int64 if arrow.types.is_large_binary(content.type) else np.int32
-                _, offsets, data = content.buffers()
-                at = np.frombuffer(offsets, wide)[content.offset : content.offset + len(content) + 1].astype(np.int64)
-                start = data.address - whole.address if data is not None else 0
-                if not 0 <= start + at[0] <= start + at[-1] <= whole.size:
-                    raise DataError(f"{file} is compressed; save it with datasets' save_to_disk")
-                if content.null_count or pictures.null_count:
-                    raise DataError(f"{file} has rows without an image in them")
-                labels = batch.column(label).to_pylist()
-                for k, (text, path) in enumerate(zip(labels, paths, strict=True)):
-                    name = f"{prefix}/{len(rows)}{f' {path}' if path else ''}"
-                    rows.append(PackedRow(number, start + int(at[k]), int(at[k + 1] - at[k]), _text(text), name))
-                if len(rows) > MAX_ROWS or (len(rows) and max(np.diff(at), default=0) > MAX_IMAGE_BYTES):
-                    raise DataError(f"{file} has too many rows, or too large images")
-    except SemaugError:
-        raise
-    except Exception as error:  # pyarrow raises exceptions of many kinds on damaged files
-        raise DataError(f"cannot read {file}: {' '.join(str(error).split())[:200]}") from error
+            if content.null_count or pictures.null_count:
+                raise DataError(f"{file} has rows without an image in them")
+            labels = batch.column(label).to_pylist()
+            for k, (value, path) in enumerate(zip(labels, paths, strict=True)):
+                name = f"{prefix}/{len(rows)}{f' {path}' if path else ''}"
+                place = (number, start + int(at[k]), int(at[k + 1] - at[k]))
+                rows.append(PackedRow(split, *place, _class_of(value, names, name), name))
+            if len(rows) > MAX_ROWS or (len(rows) and max(np.diff(at), default=0) > MAX_IMAGE_BYTES):
+                raise DataError(f"{file} has too many rows, or too large images")
     return rows, names
 
 
@@ -202,34 +200,30 @@ def read_parquet_images(path: Path) -> DataSet:
         DataError: A file is damaged, or has no column of images or labels.
         MissingPackageError: pyarrow is missing.
     """
-    files, rows, names = _parquet_files(path), list[tuple[str, PackedRow]](), None
+    files, rows, order = _parquet_files(path), list[PackedRow](), list[str]()
     parquet = _arrow("pyarrow.parquet")
     folder = path.parent if path.is_file() else path
     for number, file in enumerate(files):
         split, prefix = split_in(file.relative_to(folder)), file.relative_to(folder).as_posix()
-        try:
-            with open_regular(file) as opened:
-                reader = parquet.ParquetFile(opened)
-                stored = (reader.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
-                features = _features(parse_json(stored, file, dict[str, Any]).get("info"))
-                image, label, names = _columns(file, reader.schema_arrow, features)
-                sizes = [reader.metadata.row_group(g) for g in range(reader.metadata.num_row_groups)]
-                fault = parquet_fault(reader.metadata, os.fstat(opened.fileno()).st_size)
-                if fault is not None:
-                    raise DataError(f"{file} {fault}")
-                if any(group.total_byte_size > MAX_GROUP_BYTES for group in sizes):
-                    raise DataError(f"{file} has too large row groups")
-                read = reader.read(columns=[label, f"{image}.path"])
+        with reading(file), open_regular(file) as opened:
+            reader = parquet.ParquetFile(opened)
+            stored = (reader.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+            features = _features(parse_json(stored, file, dict[str, Any]).get("info"))
+            image, label, names = _columns(file, reader.schema_arrow, features)
+            sizes = [reader.metadata.row_group(g) for g in range(reader.metadata.num_row_groups)]
+            fault = parquet_fault(reader.metadata, os.fstat(opened.fileno()).st_size)
+            if fault is not None:
+                raise DataError(f"{file} {fault}")
+            if any(group.total_byte_size > MAX_GROUP_BYTES for group in sizes):
+                raise DataError(f"{file} has too large row groups")
+            read = reader.read(columns=[label, f"{image}.path"])
             labels, pictures = cells(read.column(label)), read.column(image).to_pylist()
             places = [(g, row) for g, size in enumerate(sizes) for row in range(size.num_rows)]
-            for k, ((g, row), text, picture) in enumerate(zip(places, labels, pictures, strict=True)):
-                place = f"{prefix}/{k}{' ' + picture['path'] if picture and picture.get('path') else ''}"
-                rows.append((split, PackedRow(number, g, row, _text(text), place)))
-        except SemaugError:
-            raise
-        except Exception as error:
-            raise DataError(f"cannot read {file}: {' '.join(str(error).split())[:200]}") from error
-    return packed_data(path, files, _labelled(rows, path), names, ParquetImages)
+            for k, ((g, row), value, picture) in enumerate(zip(places, labels, pictures, strict=True)):
+                name = f"{prefix}/{k}{' ' + picture['path'] if picture and picture.get('path') else ''}"
+                rows.append(PackedRow(split, number, g, row, _class_of(value, names, name), name))
+            order += names or ()
+    return packed_data(path, files, _labelled(rows, path), order, ParquetImages)
 
 
 # ------------------------------------------------------------------------------------------------- columns and features
@@ -261,17 +255,20 @@ def _image_column(file: Path, schema: Any) -> str:
     raise DataError(f"{file} has no column of images")
 
 
-def _text(label: Any) -> str:
-    return "" if label is None or label == -1 else str(label).strip()
+def _class_of(label: Any, names: Sequence[str] | None, image: str) -> str:
+    """The class of an image; "" if it has no label."""
+    text = "" if label is None or label == -1 else str(label).strip()
+    return class_of(text, names, image) if text else ""
 
 
-def _labelled(rows: list[tuple[str, PackedRow]], folder: Path) -> list[tuple[str, PackedRow]]:
+def _labelled(rows: list[PackedRow], folder: Path) -> list[PackedRow]:
     """The rows without splits that have no labels, as some test splits on the hub."""
-    known = {split for split, row in rows if row.label}
-    without = next((row.name for split, row in rows if split in known and not row.label), None)
+    known = {row.split for row in rows if row.class_name}
+    labelled = [row for row in rows if row.split in known]
+    without = next((row.name for row in labelled if not row.class_name), None)
     if without is not None:
         raise DataError(f"{folder}: {shown(without)} has no label")
-    return [(split, row) for split, row in rows if split in known]
+    return labelled
 
 
 # -------------------------------------------------------------------------------------------- imagefolder with metadata
@@ -308,6 +305,6 @@ def _metadata_rows(file: Path) -> Iterator[tuple[str, str, str]]:
         return
     for number, row in enumerate(read_json_lines(file, dict[str, Any]), start=1):
         label = next((row[key] for key in _LABELS if type(row.get(key)) in (str, int)), None)
-        if not isinstance(row.get("file_name"), str) or label is None:
+        if not isinstance(row.get("file_name"), str) or label is None or not str(label).strip():
             raise DataError(f"{file} line {number} has no file_name or no label")
         yield f"line {number}", row["file_name"], str(label).strip()

@@ -23,12 +23,13 @@ def files_in(folder: Path, pattern: str) -> list[Path]:
 
 
 class PackedRow(NamedTuple):
-    """An image: the number of its file, where it is in there, its label as text, and its name."""
+    """An image: its split, the number of its file, where it is in there, its class ("" if unknown) and its name."""
 
+    split: str
     file: int
     offset: int
     size: int
-    label: str
+    class_name: str
     name: str
 
 
@@ -49,8 +50,8 @@ class PackedImages(ShardedImages):
 def packed_data(
     folder: Path,
     files: Sequence[Path],
-    rows: Sequence[tuple[str, PackedRow]],
-    names: Sequence[str] | None,
+    rows: Sequence[PackedRow],
+    order: Sequence[str] = (),
     kind: type[PackedImages] = PackedImages,
 ) -> DataSet:
     """Make a data set of images inside of files.
@@ -58,37 +59,36 @@ def packed_data(
     Args:
         folder: The folder of the data set.
         files: The files that rows refer to.
-        rows: Split and place of each image.
-        names: Names of the labels 0, 1, …; None if labels are names. Names without images are left out.
+        rows: The images.
+        order: Classes in the order of their labels; others follow, as by :func:`class_order`. Those without images are
+            left out.
         kind: How images are read from the files.
 
     Raises:
-        DataError: A label has no name, or a split or class is unusable.
+        DataError: A split or class is unusable.
     """
-    named = [(split, row, _named(row, names)) for split, row in rows]
-    present = {label for _, _, label in named}
-    classes = class_order(present) if names is None else [name for name in dict.fromkeys(names) if name in present]
-    index = {label: i for i, label in enumerate(classes)}
-    by_split: dict[str, list[tuple[PackedRow, int]]] = {"train": []}
-    for split, row, label in named:
-        by_split.setdefault(split, []).append((row, index[label]))
-    check_labels(folder, classes, {split: [label for _, label in own] for split, own in by_split.items()})
+    present = {row.class_name for row in rows}
+    classes = [*(name for name in dict.fromkeys(order) if name in present), *class_order(present - set(order))]
+    index = {class_name: label for label, class_name in enumerate(classes)}
+    by_split: dict[str, list[PackedRow]] = {"train": []}
+    for row in rows:
+        by_split.setdefault(row.split, []).append(row)
+    check_labels(folder, classes, {split: [index[row.class_name] for row in own] for split, own in by_split.items()})
     splits: dict[str, Samples] = {}
     for split in [split for split in ("train", "val", "test") if split in by_split]:
         own = by_split[split]
-        table = np.array([(row.offset, row.size, label, 0, 0) for row, label in own], np.int64)
+        table = np.array([(row.offset, row.size, index[row.class_name], 0, 0) for row in own], np.int64)
         # names in tar files, and of the files themselves, need not be text
-        paths = tuple(row.name.encode(errors="replace").decode() for row, _ in own)
+        paths = tuple(row.name.encode(errors="replace").decode() for row in own)
         digest = hashlib.sha256("\0".join(paths).encode() + table.tobytes()).hexdigest()
-        splits[split] = kind(tuple(files), np.array([row.file for row, _ in own]), table, digest, paths)
+        splits[split] = kind(tuple(files), np.array([row.file for row in own]), table, digest, paths)
     return DataSet(folder.resolve().name, tuple(classes), splits)
 
 
-def _named(row: PackedRow, names: Sequence[str] | None) -> str:
+def class_of(label: str, names: Sequence[str] | None, image: str) -> str:
+    """The class of an image by its label, a number if classes have `names`; raises DataError if it has no name."""
     if names is None:
-        return row.label
-    if not (row.label.isascii() and row.label.isdigit() and len(row.label) < 10 and int(row.label) < len(names)):
-        raise DataError(
-            f"the label {shown(row.label)} of {shown(row.name)} is not one of the {len(names)} named classes"
-        )
-    return names[int(row.label)]
+        return label
+    if not (label.isascii() and label.isdigit() and len(label) < 10 and int(label) < len(names)):
+        raise DataError(f"the label {shown(label)} of {shown(image)} is not one of the {len(names)} named classes")
+    return names[int(label)]

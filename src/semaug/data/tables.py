@@ -8,9 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from semaug.data.annotations import MAX_ANNOTATION_BYTES, SPLIT_NAMES, Splits, class_order, data_set, read_content
+from semaug.data.annotations import (
+    MAX_ANNOTATION_BYTES,
+    SPLIT_NAMES,
+    Splits,
+    class_order,
+    data_set,
+    read_content,
+    reading,
+)
 from semaug.data.samples import DataSet
-from semaug.util.errors import DataError, MissingPackageError, SemaugError
+from semaug.util.errors import DataError, MissingPackageError
 from semaug.util.names import shown, some, unescape_formula
 from semaug.util.untrusted import open_regular
 
@@ -44,8 +52,6 @@ def read_table(path: Path) -> DataSet:
     splits: Splits = {"train": []}
     uses: dict[Path, tuple[str, str]] = {}  # label and split of each file
     for place, image, label, split in rows:
-        if not image.strip() or not label:
-            raise DataError(f"{path} {place}: the image or its label is empty")
         if "\0" in image:
             raise DataError(f"{path} {place}: no file can be called {shown(image)}")
         if split.lower() not in SPLIT_NAMES:
@@ -77,6 +83,28 @@ Row = tuple[str, str, str, str]
 
 
 def csv_rows(path: Path) -> Iterator[Row]:
+    """The rows of a .csv or .tsv table of images."""
+    lines = _csv_lines(path)
+    _, header = next(lines, ("", []))
+    columns = [header.index(column) for column in _columns(path, header)]
+    for place, line in lines:
+        yield _row(path, place, [line[column] for column in columns])
+
+
+def read_groups(path: Path, column: str) -> dict[Path, str]:
+    """The cells of a further column of a .csv or .tsv table, by image file; raises DataError if there is none."""
+    if path.suffix.lower() == ".parquet":
+        raise DataError(f"{path} is a Parquet file; save it as .csv to group images by a column")
+    lines = _csv_lines(path)
+    _, header = next(lines, ("", []))
+    if column not in header:
+        raise DataError(f"{path} has no column {shown(column)}; its columns are: {some(header) or 'none'}")
+    image, group = header.index(_columns(path, header)[0]), header.index(column)
+    return {_image(path.parent, line[image]): unescape_formula(line[group].strip()) for _, line in lines}
+
+
+def _csv_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The lines of a table of text, each with its place, the header first; all have as many fields."""
     content = read_content(path)
     try:
         text = content.decode("utf-8-sig")
@@ -84,31 +112,15 @@ def csv_rows(path: Path) -> Iterator[Row]:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path} line {line}: this is not UTF-8 text") from error
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(path, text), strict=True)
+    width = 0
     try:
-        header = next(reader, [])
-        columns = [header.index(column) for column in _columns(path, header)]
-        for row in reader:
-            if not row:
-                continue
-            place = f"line {reader.line_num}"
-            if len(row) != len(header):
-                raise DataError(f"{path} {place} has {len(row)} fields, and the header has {len(header)}")
-            yield _row(place, [row[column] for column in columns])
+        for fields in filter(None, reader):
+            width = width or len(fields)
+            if len(fields) != width:
+                raise DataError(f"{path} line {reader.line_num} has {len(fields)} fields, and the header has {width}")
+            yield f"line {reader.line_num}", fields
     except csv.Error as error:
         raise DataError(f"{path} line {reader.line_num}: {error}") from error
-
-
-def read_groups(path: Path, column: str) -> dict[Path, str]:
-    """The cells of a further column of a .csv or .tsv table, by image file; raises DataError if there is none."""
-    if path.suffix.lower() == ".parquet":
-        raise DataError(f"{path} is a Parquet file; save it as .csv to group images by a column")
-    text = read_content(path).decode("utf-8-sig", errors="replace")
-    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=_delimiter(path, text))
-    header = list(rows.fieldnames or [])
-    if column not in header:
-        raise DataError(f"{path} has no column {shown(column)}; its columns are: {some(header) or 'none'}")
-    image = _columns(path, header)[0]
-    return {_image(path.parent, row[image]): unescape_formula((row[column] or "").strip()) for row in rows}
 
 
 def _delimiter(path: Path, text: str) -> str:
@@ -127,27 +139,17 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise MissingPackageError(f"reading {path} needs pyarrow: pip install pyarrow") from error
-    try:
-        with open_regular(path, MAX_ANNOTATION_BYTES) as file:
-            header = [str(name) for name in parquet.read_schema(file).names]
-            fault = parquet_fault(parquet.read_metadata(file), os.fstat(file.fileno()).st_size)
-    except SemaugError:
-        raise
-    except Exception as error:  # the parser raises exceptions of many kinds on damaged files
-        raise DataError(f"{path} is not a Parquet file") from error
-    if fault is not None:
-        raise DataError(f"{path} {fault}")
-    columns = _columns(path, header)
-    try:
-        with open_regular(path, MAX_ANNOTATION_BYTES) as file:
-            table = parquet.read_table(file, columns=columns, read_dictionary=columns)
-            values = [cells(table.column(column)) for column in columns]
-    except Exception as error:
-        raise DataError(f"{path} is a damaged Parquet file") from error
+    with reading(path), open_regular(path, MAX_ANNOTATION_BYTES) as file:
+        columns = _columns(path, [str(name) for name in parquet.read_schema(file).names])
+        fault = parquet_fault(parquet.read_metadata(file), os.fstat(file.fileno()).st_size)
+        if fault is not None:
+            raise DataError(f"{path} {fault}")
+        table = parquet.read_table(file, columns=columns, read_dictionary=columns)
+        values = [cells(table.column(column)) for column in columns]
     for number, row in enumerate(zip(*values, strict=True), start=1):
         if not all(isinstance(value, str | int) for value in row):
             raise DataError(f"{path} row {number}: image, label and split must be text or whole numbers")
-        yield _row(f"row {number}", [str(value) for value in row])
+        yield _row(path, f"row {number}", [str(value) for value in row])
 
 
 def parquet_fault(metadata: Any, size: int) -> str | None:
@@ -171,8 +173,10 @@ def cells(column: Any) -> list[Any]:
     return values
 
 
-def _row(place: str, texts: list[str]) -> Row:
+def _row(path: Path, place: str, texts: list[str]) -> Row:
     image, label, *split = texts
+    if not image.strip() or not label.strip():
+        raise DataError(f"{path} {place}: the image or its label is empty")
     return place, image, unescape_formula(label.strip()), split[0].strip() if split else "train"
 
 

@@ -9,11 +9,11 @@ import tarfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from semaug.data.annotations import lines, split_in
+from semaug.data.annotations import lines, reading, split_in
 from semaug.data.downloads import TarHeader
-from semaug.data.packed import PackedRow, files_in, packed_data
+from semaug.data.packed import PackedRow, class_of, files_in, packed_data
 from semaug.data.samples import IMAGE_SUFFIXES, MAX_IMAGE_BYTES, DataSet
-from semaug.util.errors import DataError, FileError
+from semaug.util.errors import DataError
 from semaug.util.names import shown
 from semaug.util.untrusted import open_regular, parse_json
 
@@ -44,40 +44,37 @@ def read_webdataset(folder: Path) -> DataSet:
     rows = []
     for number, file in enumerate(files):
         split = split_in(file.relative_to(folder))
-        for row in _rows(file, f"{file.relative_to(folder).as_posix()}/"):
-            rows.append((split, PackedRow(number, *row)))
-    return packed_data(folder, files, rows, names)
+        for offset, size, label, name in _images(file, f"{file.relative_to(folder).as_posix()}/"):
+            rows.append(PackedRow(split, number, offset, size, class_of(label, names, name), name))
+    return packed_data(folder, files, rows, names or ())
 
 
-def _rows(file: Path, prefix: str) -> list[tuple[int, int, str, str]]:
+def _images(file: Path, prefix: str) -> list[tuple[int, int, str, str]]:
     """Offset and size of each image of a tar file, its label and its name."""
     images: dict[str, tuple[int, int, str]] = {}
     labels: dict[str, str] = {}
-    try:
-        with open_regular(file) as opened, tarfile.open(fileobj=opened, mode="r:", tarinfo=TarHeader) as archive:
-            for member in archive:
-                archive.members = []  # type: ignore[attr-defined]  # which would grow with the archive
-                folder, _, base = member.name.rpartition("/")
-                key, _, kind = base.partition(".")
-                key, kind = f"{folder}/{key}", kind.lower()
-                if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
-                    continue
-                if f".{kind}" in IMAGE_SUFFIXES and member.size <= MAX_IMAGE_BYTES:
-                    images[key] = member.offset_data, member.size, prefix + member.name
-                elif kind in ("cls", "json") and (kind == "cls" or key not in labels):
-                    labels[key] = _label(opened, member, f"{file}: {shown(member.name)}")
-            if any(os.pread(opened.fileno(), tarfile.BLOCKSIZE, archive.offset) or b"cut off"):
-                raise DataError(f"{file} is damaged or cut off")  # its end is marked by empty blocks
-    except DataError:
-        raise
-    except FileError as error:
-        raise DataError(str(error)) from error
-    except Exception as error:  # tarfile raises exceptions of many kinds on damaged files
-        raise DataError(f"cannot read {file}: {error}") from error
+    with (
+        reading(file),
+        open_regular(file) as opened,
+        tarfile.open(fileobj=opened, mode="r:", tarinfo=TarHeader) as archive,
+    ):
+        for member in archive:
+            archive.members = []  # type: ignore[attr-defined]  # which would grow with the archive
+            folder, _, base = member.name.rpartition("/")
+            key, _, kind = base.partition(".")
+            key, kind = f"{folder}/{key}", kind.lower()
+            if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
+                continue
+            if f".{kind}" in IMAGE_SUFFIXES and member.size <= MAX_IMAGE_BYTES:
+                images[key] = member.offset_data, member.size, prefix + member.name
+            elif kind in ("cls", "json") and (kind == "cls" or key not in labels):
+                labels[key] = _label(opened, member, f"{file}: {shown(member.name)}")
+        if any(os.pread(opened.fileno(), tarfile.BLOCKSIZE, archive.offset) or b"cut off"):
+            raise DataError(f"{file} is damaged or cut off")  # its end is marked by empty blocks
     without = [name for key, (_, _, name) in images.items() if not labels.get(key)]
     if without:
         raise DataError(f"{len(without)} images of {file} have no .cls or label in .json, first {shown(without[0])}")
-    return [(*place[:2], labels[key], place[2]) for key, place in images.items()]
+    return [(offset, size, labels[key], name) for key, (offset, size, name) in images.items()]
 
 
 def _label(file: BinaryIO, member: tarfile.TarInfo, place: str) -> str:
