@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from semaug.data.images import Preprocessing, decoded
+from semaug.data.cache import decoded
+from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
 from semaug.network.models import build_model
 from semaug.training import methods

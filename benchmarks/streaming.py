@@ -22,7 +22,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from semaug.data.images import Preprocessing, decoded
+from semaug.data.cache import decoded
+from semaug.data.images import Preprocessing
 from semaug.data.readers import split_validation
 from semaug.data.samples import ImageFiles
 from semaug.data.shards import ShardedImages

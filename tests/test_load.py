@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import load
+from semaug.data.cache import decoded
 from semaug.data.check import check_data
-from semaug.data.images import Preprocessing, decoded
+from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
 from semaug.data.samples import DataSet
 from semaug.inference.classifier import Classifier

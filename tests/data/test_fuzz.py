@@ -20,7 +20,8 @@ from scipy.io import loadmat, savemat
 import replicas
 from fuzzing import examples, mutated, odd_json, outcome
 from replicas import put, put_image
-from semaug.data.images import Preprocessing, cache_file, decoded
+from semaug.data.cache import cache_file, decoded
+from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
 from semaug.data.samples import embedded_birds, load_image
 from semaug.data.shards import write_shards

@@ -18,7 +18,8 @@ from torchvision.transforms.v2 import functional
 
 from forks import Fork, hold_lock
 from photos import photo_folder
-from semaug.data.images import Preprocessing, cache_file, decoded
+from semaug.data.cache import cache_file, decoded
+from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
 from semaug.data.samples import Samples
 from semaug.util.errors import DataError, FileError, SettingError

@@ -13,8 +13,9 @@ from photos import photo_folder
 from replicas import png_bomb, put
 from semaug.cli.main import main
 from semaug.data import samples as samples_module
+from semaug.data.cache import decoded
 from semaug.data.check import check_data
-from semaug.data.images import Preprocessing, decoded
+from semaug.data.images import Preprocessing
 from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
 from semaug.training.settings import TrainConfig

@@ -13,8 +13,9 @@ from PIL import Image
 
 from replicas import png_bomb, put, tiff_with_large_tiles
 from semaug.data import samples as samples_module
+from semaug.data.cache import decoded
 from semaug.data.check import check_data
-from semaug.data.images import Preprocessing, decoded
+from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
 from semaug.data.samples import load_image
 from semaug.util.errors import DataError

@@ -19,7 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 from photos import photo_folder
-from semaug.data.images import Preprocessing, decoded
+from semaug.data.cache import decoded
+from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
 from semaug.data.samples import ImageFiles, Samples, subset
 from semaug.data.shards import ShardedImages, read_shards, write_shards

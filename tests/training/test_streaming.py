@@ -177,5 +177,6 @@ def test_images_that_do_not_fit_cause_an_error_or_a_hint(
     quick("run", cache=cache)  # the disk is large enough: a hint
     assert f"{sentence} memory has 0.0 GB; " in " ".join(capsys.readouterr().err.split())
     free["disk"] = 0
-    quick("again", cache=cache)  # what is cached needs no space
+    quick("again", cache=cache)  # what is cached needs no space, but still memory
+    assert f"{sentence} memory has 0.0 GB; " in " ".join(capsys.readouterr().err.split())
     quick("stream", images_on="stream")

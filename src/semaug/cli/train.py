@@ -82,8 +82,8 @@ def _rehearse(config: TrainConfig) -> None:
     """Print what a run would train, after checks of data, space and network that take seconds."""
     import torch
 
+    from semaug.data.cache import check_free_space
     from semaug.data.readers import read_data, training_splits
-    from semaug.data.space import check_free_space
     from semaug.training.optimization import Optimization, build_network
     from semaug.training.run_data import class_images
     from semaug.util.names import counted

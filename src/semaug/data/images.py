@@ -1,14 +1,8 @@
-"""From image files to batches: decode once into a cache of uint8 pixels, then crop and flip on the device."""
+"""From images to the inputs of a network: decode to uint8 pixels, then crop and flip on the device."""
 
-import hashlib
-import os
-import platform
-import re
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,19 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from semaug.data.samples import Samples, why_unreadable
-from semaug.util.errors import DataError, FileError, SettingError
-from semaug.util.locks import locked
+from semaug.util.errors import SettingError
 from semaug.util.names import printable
-from semaug.util.processes import is_other_process, ordered_map
-from semaug.util.progress import ProgressCallback as ProgressCallback
-from semaug.util.untrusted import map_array
+from semaug.util.processes import ordered_map
+from semaug.util.progress import ProgressCallback
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Shape = Literal["squash", "aspect"]
 """How an image becomes a square, see :class:`Preprocessing`."""
 Unreadable = dict[int, str]
 """Images that cannot be read, by their index in a split, and the reasons."""
-_DECODER = 2  # raised when the same file gives other pixels, so that old caches are not used
 
 
 @dataclass(frozen=True)
@@ -191,9 +182,13 @@ def decode(
     progress: ProgressCallback | None = None,
     pixels: npt.NDArray[np.uint8] | None = None,
 ) -> Unreadable:
-    """Decode all images of a split; other arguments as for :func:`decoded`.
+    """Decode all images of a split.
 
     Args:
+        samples: The split.
+        preprocessing: How images are resized.
+        workers: Number of processes; 0 decodes in this one.
+        progress: Called with the number of images done and their total.
         pixels: Array (N, resize, resize, 3) to fill; None only checks the images.
 
     Returns:
@@ -224,116 +219,3 @@ def unreadable_images(unreadable: Sequence[tuple[str, str]], total: int) -> str:
     first = [f"{printable(name)} ({why})" for name, why in unreadable[:3]]
     more = f" and {len(unreadable) - len(first)} more" if len(unreadable) > len(first) else ""
     return f"{len(unreadable)} of {total} images cannot be read: {', '.join(first)}{more}"
-
-
-def decoded(
-    samples: Samples,
-    preprocessing: Preprocessing,
-    cache: Path | None,
-    workers: int = 0,
-    progress: ProgressCallback | None = None,
-) -> Tensor:
-    """Decode all images of a split, or map them from the cache.
-
-    Args:
-        samples: The images.
-        preprocessing: How to resize them.
-        cache: Folder of memory-mapped files, which runs share; None decodes into memory.
-        workers: Number of processes that decode; 0 decodes in this one.
-        progress: Called with the number of images done and their total.
-
-    Returns:
-        Uint8 (N, resize, resize, 3).
-
-    Raises:
-        DataError: Images cannot be read; nothing is then cached.
-        FileError: The cache cannot be written, or is damaged.
-    """
-    if cache is None:
-        pixels = np.empty((len(samples), preprocessing.resize, preprocessing.resize, 3), dtype=np.uint8)
-        unreadable = decode(samples, preprocessing, workers, progress, pixels)
-    else:
-        unreadable = decode_into_cache(samples, preprocessing, cache, workers, progress)
-    if unreadable:
-        names = [(samples.name(i), why) for i, why in unreadable.items()]
-        raise DataError(f"{unreadable_images(names, len(samples))}; repair or remove them")
-    if cache is not None:
-        shape = (len(samples), preprocessing.resize, preprocessing.resize, 3)
-        pixels = map_array(cache_file(samples, preprocessing, cache), shape, np.uint8)
-    return torch.from_numpy(pixels)
-
-
-def cache_file(samples: Samples, preprocessing: Preprocessing, cache: Path) -> Path:
-    """The file in the cache for a split; another one if any image, its size or date, or the resizing changes."""
-    key = f"{_DECODER}{samples.fingerprint()}{preprocessing.resize}{preprocessing.shape}"
-    return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
-
-
-def decode_into_cache(
-    samples: Samples,
-    preprocessing: Preprocessing,
-    cache: Path,
-    workers: int = 0,
-    progress: ProgressCallback | None = None,
-) -> Unreadable:
-    """Write the cache file of a split, unless it exists; of processes with the same images, one decodes them.
-
-    Args:
-        samples: The split.
-        preprocessing: How images are resized.
-        cache: Folder of the cache.
-        workers: Number of processes; 0 decodes in this one.
-        progress: Called with the number of images done and their total.
-
-    Returns:
-        The images that cannot be read; if there are any, no file is written.
-
-    Raises:
-        FileError: The cache cannot be written.
-    """
-    file = cache_file(samples, preprocessing, cache)
-    if file.exists():
-        return {}
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(cache, f"{file.stem}.lock", wait=True))
-        except FileError as error:
-            raise FileError(f"{error}; choose another `cache` folder, or None") from error
-        # Another process may have decoded the same images meanwhile.
-        return {} if file.exists() else _fill_cache(file, samples, preprocessing, workers, progress)
-
-
-def _fill_cache(
-    file: Path, samples: Samples, preprocessing: Preprocessing, workers: int, progress: ProgressCallback | None
-) -> Unreadable:
-    # The folder may be shared between machines.
-    machine = re.sub(r"[^A-Za-z0-9]", "-", platform.node())
-    unfinished = file.with_suffix(f".{machine}.{os.getpid()}.part")
-    try:
-        try:
-            for leftover in file.parent.glob(f"{file.stem}.{machine}.*.part"):
-                if not is_other_process(int(leftover.suffixes[-2][1:])):
-                    leftover.unlink(missing_ok=True)
-            pixels = _allocated(unfinished, (len(samples), preprocessing.resize, preprocessing.resize, 3))
-        except OSError as error:
-            reason = error.strerror or error
-            raise FileError(f"cannot write {file}: {reason}; choose another `cache` folder, or None") from error
-        unreadable = decode(samples, preprocessing, workers, progress, pixels)
-        pixels.flush()
-        del pixels
-        if not unreadable:
-            unfinished.replace(file)
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-    return unreadable
-
-
-def _allocated(file: Path, shape: tuple[int, ...]) -> "np.memmap[Any, np.dtype[np.uint8]]":
-    """A new memory-mapped array with its disk space reserved: writing to a full disk would crash the process."""
-    pixels: np.memmap[Any, np.dtype[np.uint8]]
-    pixels = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
-    if hasattr(os, "posix_fallocate"):
-        with open(file, "rb+") as opened:
-            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
-    return pixels

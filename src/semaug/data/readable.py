@@ -4,20 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from semaug.data.images import (
-    Preprocessing,
-    ProgressCallback,
-    Unreadable,
-    cache_file,
-    decode,
-    decode_into_cache,
-    unreadable_images,
-)
+from semaug.data.cache import cache_file, decode_into_cache
+from semaug.data.images import Preprocessing, Unreadable, decode, unreadable_images
 from semaug.data.samples import ImageFiles, Samples, Subset, subset
 from semaug.data.shards import ShardedImages
 from semaug.util.errors import DataError, FileError
 from semaug.util.files import write_json
 from semaug.util.names import some
+from semaug.util.progress import ProgressCallback
 from semaug.util.untrusted import read_json
 
 OnBadImage = Literal["stop", "skip"]

@@ -2,6 +2,7 @@
 
 loop        decode images ahead in threads; run a network on batches of pixels
 runs        the files of a run directory: settings and metrics
+manifest    checksums of these files
 classifier  a network with its classes and preprocessing, from any source
 onnx_model  a network in an ONNX file
 evaluation  scores of a classifier on a split
@@ -10,6 +11,7 @@ ensemble    average the probabilities of several classifiers
 soup        average the weights of several runs
 prediction  classify image files; write CSV or JSON lines
 exporting   a folder with weights, ONNX and a model card, which timm can load
+embedding   features of images, to compare images
 pictures    sample images with their predictions, for the report
 """
 

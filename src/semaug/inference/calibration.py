@@ -19,7 +19,6 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn import functional as F
 
-from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import match_classes, score
@@ -30,6 +29,7 @@ from semaug.util.errors import DataError, ModelError, RunError, SettingError
 from semaug.util.files import write_json
 from semaug.util.locks import locked
 from semaug.util.names import percent
+from semaug.util.progress import ProgressCallback
 
 BINS = 15
 LIMITS = 0.01, 100.0  # of the temperature

@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.inference.classifier import Classifier
 from semaug.inference.loop import decode_samples
 from semaug.util import distributed
 from semaug.util.errors import DataError, ModelError, SettingError
 from semaug.util.names import counted, percent, printable, some
+from semaug.util.progress import ProgressCallback
 
 LISTED = 20  # confused pairs and mistakes in an evaluation
 SCORES: dict[str, tuple[str, Callable[[float], str]]] = {

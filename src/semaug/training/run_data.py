@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from semaug.data.cache import note_use
-from semaug.data.images import Preprocessing, cache_file, decoded
+from semaug.data.cache import cache_file, check_free_space, decoded, note_use
+from semaug.data.images import Preprocessing
 from semaug.data.readable import readable_splits
 from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import DataSet, Samples
-from semaug.data.space import check_free_space
 from semaug.inference.runs import split_settings
 from semaug.training.batches import Images
 from semaug.training.settings import TrainConfig, required

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.report.canvas import to_png, to_svg
 from semaug.report.figures.figure import Figure
@@ -18,6 +17,7 @@ from semaug.report.figures.scatter import Block, Panel, scatter, scatter_fragmen
 from semaug.report.figures.tsne import tsne_plane
 from semaug.training.methods import METHODS
 from semaug.util.errors import RunError, SettingError
+from semaug.util.progress import ProgressCallback
 
 _IMAGE_METHODS = ("random-erasing", "randaugment")
 _SEMANTIC = "Semantic augmentation"

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.inference.classifier import load_classifier
 from semaug.inference.loop import Pixels, decode_samples
@@ -17,6 +16,7 @@ from semaug.report.figures.figure import Figure, fragment
 from semaug.report.figures.photos import Photo, PhotoBlock, photo_grid
 from semaug.report.figures.runs import choose_images, run_images
 from semaug.util.errors import SettingError
+from semaug.util.progress import ProgressCallback
 
 _BATCH, _SIDE = 32, 160
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.report.canvas import to_png
 from semaug.report.figures.figure import Figure, fragment
@@ -13,6 +12,7 @@ from semaug.report.figures.photos import Photo, PhotoBlock, photo_grid
 from semaug.report.figures.runs import choose_images, compute_features, open_runs, run_images
 from semaug.util.errors import RunError, SettingError
 from semaug.util.names import counted
+from semaug.util.progress import ProgressCallback
 
 
 def confusions(

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.report.canvas import to_png
 from semaug.report.figures.figure import Figure, fragment
@@ -23,6 +22,7 @@ from semaug.report.figures.runs import (
     run_images,
 )
 from semaug.util.errors import DataError, SettingError
+from semaug.util.progress import ProgressCallback
 
 _MEASURED = 200  # queries over which shares are measured
 

@@ -8,7 +8,6 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.inference.classifier import load_classifier
 from semaug.inference.pictures import data_uri
@@ -19,6 +18,7 @@ from semaug.report.canvas import COLOURS
 from semaug.report.figures.figure import Figure, fragment
 from semaug.report.figures.runs import compute_features, run_images
 from semaug.util.errors import RunError, SettingError
+from semaug.util.progress import ProgressCallback
 
 GAP = 6  # pixels between pictures
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from semaug.data.images import ProgressCallback
 from semaug.data.readable import readable_splits
 from semaug.data.samples import Samples, subset
 from semaug.inference.classifier import Classifier, load_classifier
@@ -29,7 +28,7 @@ from semaug.network.network import Network
 from semaug.report.reading import number
 from semaug.training.methods import METHODS, Augmentation, make_learner
 from semaug.util.errors import DataError, ModelError, RunError, SemaugError, SettingError, TrainingError
-from semaug.util.progress import Progress
+from semaug.util.progress import Progress, ProgressCallback
 
 _BATCH = 32
 CovarianceKind = Literal["run", "classwise"]

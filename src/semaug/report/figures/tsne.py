@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from semaug.data.images import ProgressCallback
 from semaug.data.samples import Samples
 from semaug.report.canvas import to_png, to_svg
 from semaug.report.figures.figure import Figure
@@ -16,6 +15,7 @@ from semaug.report.figures.runs import choose_images, features_of_runs, open_run
 from semaug.report.figures.scatter import Block, Panel, scatter, scatter_fragment
 from semaug.util.errors import DataError, SettingError
 from semaug.util.names import class_title
+from semaug.util.progress import ProgressCallback
 
 Array = npt.NDArray[np.float64]
 

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from semaug.data.images import ProgressCallback
 from semaug.inference.pictures import class_overlays, data_uri
 from semaug.inference.runs import read_description, read_metrics
 from semaug.isda.covariance import Covariance, Diagonal, Full
@@ -20,6 +19,7 @@ from semaug.report.figures.runs import FigureRun, ImageFeatures, choose_images, 
 from semaug.training.methods import METHODS
 from semaug.util.errors import ModelError, RunError, SettingError
 from semaug.util.names import percent, shown
+from semaug.util.progress import ProgressCallback
 
 REACH, STEP = 3.0, 0.1  # range of the slider to both sides, in standard deviations or draws, and its step
 DRAWS, PRINCIPAL = 5, 3
