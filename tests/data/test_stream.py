@@ -22,7 +22,7 @@ from photos import photo_folder
 from semaug.data.cache import decoded
 from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
-from semaug.data.samples import ImageFiles, Samples, subset
+from semaug.data.samples import ImageFiles, Samples, Subset
 from semaug.data.shards import ShardedImages, read_shards, write_shards
 from semaug.data.stream import shards_of, stream_pixels, streaming_order
 from semaug.util.errors import DataError
@@ -93,10 +93,10 @@ def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Samples:
 
 def test_the_shard_of_each_image_is_known_for_subsets_too(photos: Path, packed: Samples) -> None:
     assert isinstance(packed, ShardedImages)
-    shards = shards_of(subset(subset(packed, range(0, 90, 2)), [44, 0, 13]))
+    shards = shards_of(Subset(Subset(packed, range(0, 90, 2)), [44, 0, 13]))
     assert shards is not None
     assert shards.tolist() == [88 // 25, 0, 26 // 25]
-    assert shards_of(subset(read_data(str(photos)).splits["train"], [1])) is None
+    assert shards_of(Subset(read_data(str(photos)).splits["train"], [1])) is None
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -212,7 +212,7 @@ def test_a_split_of_many_images_holds_no_object_for_each() -> None:
     chosen = list(range(0, count, 2))
     tracemalloc.start()
     whole = ShardedImages(files, shard, table, "")
-    part = subset(whole, chosen)
+    part = Subset(whole, chosen)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert list(part.labels[:3]) == [0, 2, 4]

@@ -6,13 +6,13 @@ import json
 import statistics
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from semaug.data.samples import DataSet, Samples, ignored_files, why_unreadable
-from semaug.util.names import counted, printable
+from semaug.util.names import counted, listed, printable
 from semaug.util.processes import ordered_map
 from semaug.util.progress import ProgressCallback
 
@@ -53,8 +53,14 @@ class ImageName:
     class_name: str
 
 
+def image_name(data: DataSet, split: str, i: int) -> ImageName:
+    """Name image `i` of a split."""
+    samples = data.splits[split]
+    return ImageName(split, samples.name(i), data.classes[samples.labels[i]])
+
+
 @dataclass(frozen=True)
-class Unreadable:
+class UnreadableImage:
     """An image that cannot be decoded, and why."""
 
     image: ImageName
@@ -77,7 +83,7 @@ class Report:
     name: str
     classes: int
     splits: dict[str, SplitReport]
-    unreadable: tuple[Unreadable, ...]
+    unreadable: tuple[UnreadableImage, ...]
     duplicates_across: tuple[tuple[ImageName, ...], ...]
     """Groups of images with the same pixels that are in more than one split."""
     duplicates_within: tuple[tuple[ImageName, ...], ...]
@@ -102,7 +108,7 @@ class Report:
             things: Collection[Any], noun: str, what: str, example: Callable[[Any], str], verbs: str = "is are"
         ) -> None:
             if things:
-                problems.append(f"{_count(things, noun, verbs)} {what}: {_some(map(example, things))}.")
+                problems.append(f"{_count(things, noun, verbs)} {what}: {listed(map(example, things), NAMED)}.")
 
         if self.classes == 1:
             problems.append("There is a single class; training needs at least two.")
@@ -153,19 +159,15 @@ def check_data(data: DataSet, workers: int = 0, progress: ProgressCallback | Non
     """
     total, done = sum(len(samples) for samples in data.splits.values()), 0
     splits: dict[str, SplitReport] = {}
-    unreadable: list[Unreadable] = []
+    unreadable: list[UnreadableImage] = []
     by_digest: dict[bytes, list[tuple[str, int]]] = {}
     counts = {split: Counter(samples.labels) for split, samples in data.splits.items()}
-
-    def named(split: str, i: int) -> ImageName:
-        samples = data.splits[split]
-        return ImageName(split, samples.name(i), data.classes[samples.labels[i]])
 
     for split, samples in data.splits.items():
         sizes = []
         for i, result in enumerate(ordered_map(partial(_examine, samples), range(len(samples)), workers)):
             if isinstance(result, str):
-                unreadable.append(Unreadable(named(split, i), result))
+                unreadable.append(UnreadableImage(image_name(data, split, i), result))
             else:
                 sizes.append(result[:2])
                 by_digest.setdefault(result[2], []).append((split, i))
@@ -175,7 +177,7 @@ def check_data(data: DataSet, workers: int = 0, progress: ProgressCallback | Non
         per_class = list(counts[split].values())
         widths, heights = ([size[side] for size in sizes] for side in (0, 1))
         splits[split] = SplitReport(len(samples), len(per_class), _spread(per_class), _spread(widths), _spread(heights))
-    groups = [tuple(named(*place) for place in places) for places in by_digest.values() if len(places) > 1]
+    groups = [tuple(image_name(data, *place) for place in places) for places in by_digest.values() if len(places) > 1]
     present = set().union(*counts.values())
     missing = {
         split: tuple(data.classes[label] for label in sorted(present - count.keys())) for split, count in counts.items()
@@ -234,17 +236,11 @@ def _alike(pair: NearDuplicate) -> str:
 
 def _equal(group: Sequence[ImageName]) -> str:
     several = len({image.class_name for image in group}) > 1
-    return _some(
-        (f"{_place(image)} ({printable(image.class_name)})" if several else _place(image) for image in group), " = "
-    )
+    places = (f"{_place(image)} ({printable(image.class_name)})" if several else _place(image) for image in group)
+    return listed(places, NAMED, " = ")
 
 
 def _count(things: Collection[Any], noun: str, verbs: str) -> str:
     """Such as "1 image is" and "2 images are", with the verbs "is are"."""
     singular, plural = verbs.split()
     return f"{counted(len(things), noun)} {singular if len(things) == 1 else plural}"
-
-
-def _some(examples: Iterable[str], separator: str = ", ") -> str:
-    texts = list(examples)
-    return separator.join(texts[:NAMED]) + (f" and {len(texts) - NAMED} more" if len(texts) > NAMED else "")

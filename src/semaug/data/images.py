@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from semaug.data.samples import Samples, why_unreadable
 from semaug.util.errors import SettingError
-from semaug.util.names import printable
+from semaug.util.names import listed, printable
 from semaug.util.processes import ordered_map
 from semaug.util.progress import ProgressCallback
 
@@ -216,6 +216,5 @@ def pixels_or_reason(samples: Samples, preprocessing: Preprocessing, i: int) -> 
 
 def unreadable_images(unreadable: Sequence[tuple[str, str]], total: int) -> str:
     """A phrase such as "4 of 90 images cannot be read: a.jpg (the file is empty), … and 1 more"."""
-    first = [f"{printable(name)} ({why})" for name, why in unreadable[:3]]
-    more = f" and {len(unreadable) - len(first)} more" if len(unreadable) > len(first) else ""
-    return f"{len(unreadable)} of {total} images cannot be read: {', '.join(first)}{more}"
+    reasons = listed((f"{printable(name)} ({why})" for name, why in unreadable), 3)
+    return f"{len(unreadable)} of {total} images cannot be read: {reasons}"

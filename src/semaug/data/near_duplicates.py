@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from semaug.data.check import ImageName, NearDuplicate
+from semaug.data.check import NearDuplicate, image_name
 from semaug.data.samples import DataSet, Samples
 from semaug.util.processes import ordered_map
 
@@ -75,13 +75,8 @@ def near_duplicates(data: DataSet, embed: Embed, similarity: float) -> tuple[Nea
                 for value, i, j in _similar(stored[first], stored[second], similarity, first == second):
                     push = heapq.heappushpop if len(best) == LISTED else heapq.heappush
                     push(best, (value, first, i, second, j))
-
-    def named(split: str, i: int) -> ImageName:
-        samples = data.splits[split]
-        return ImageName(split, samples.name(i), data.classes[samples.labels[i]])
-
     return tuple(
-        NearDuplicate(named(first, i), named(second, j), round(value, 4))
+        NearDuplicate(image_name(data, first, i), image_name(data, second, j), round(value, 4))
         for value, first, i, second, j in sorted(best, reverse=True)
     )
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from semaug.data.cache import cache_file, decode_into_cache
 from semaug.data.images import Preprocessing, Unreadable, decode, unreadable_images
-from semaug.data.samples import ImageFiles, Samples, Subset, subset
+from semaug.data.samples import ImageFiles, Samples, Subset
 from semaug.data.shards import ShardedImages
 from semaug.util.errors import DataError, FileError
 from semaug.util.files import write_json
@@ -72,7 +72,7 @@ def readable_splits(
     if on_bad_image == "stop":
         raise DataError(f"{message}; repair or remove them, or set `on_bad_image` to skip to continue without them")
     left = {
-        split: subset(samples, [i for i in range(len(samples)) if i not in faults[id(samples)]])
+        split: Subset(samples, [i for i in range(len(samples)) if i not in faults[id(samples)]])
         if faults[id(samples)]
         else samples
         for split, samples in splits.items()
@@ -115,7 +115,7 @@ def _unreadable(
         before = read_json(record, list[int])
         if not all(0 <= i < len(samples) for i in before):
             raise FileError(f"{record} is damaged; remove it")
-        return {before[i]: reason for i, reason in decode(subset(samples, before), preprocessing).items()}
+        return {before[i]: reason for i, reason in decode(Subset(samples, before), preprocessing).items()}
     if keep:
         unreadable = decode_into_cache(samples, preprocessing, cache, workers, progress)
     else:

@@ -9,7 +9,7 @@ import numpy as np
 
 from semaug.data.downloads import fetch
 from semaug.data.layouts import LAYOUTS, Layout
-from semaug.data.samples import DataSet, Samples, embedded_birds, ignored_files, subset
+from semaug.data.samples import DataSet, Samples, Subset, embedded_birds, ignored_files
 from semaug.data.shards import holds_shards, read_shards
 from semaug.util import distributed
 from semaug.util.errors import DataError, FileError, SettingError
@@ -172,4 +172,4 @@ def split_validation(samples: Samples, per_class: int | None, fraction: float, s
         ordered = members[digests[members].argsort(kind="stable")]
         validation[ordered[: max(0, min(wanted, len(members) - 1))]] = True
     training, held_out = (np.flatnonzero(part).tolist() for part in (~validation, validation))
-    return subset(samples, training), subset(samples, held_out)
+    return Subset(samples, training), Subset(samples, held_out)

@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from semaug.data.birds import Birds
 from semaug.util.errors import DataError, SemaugError
-from semaug.util.names import class_titles, printable
+from semaug.util.names import class_titles, listed, printable
 from semaug.util.untrusted import open_regular
 
 Select = Literal["val", "last", "test"]
@@ -107,9 +107,7 @@ def ignored_files(ignored: Mapping[str, int]) -> str:
     if not ignored:
         return ""
     suffixes = sorted(ignored, key=lambda suffix: (-ignored[suffix], suffix))
-    types = ", ".join(printable(suffix) or "no suffix" for suffix in suffixes[:5]) + (
-        ", …" if len(suffixes) > 5 else ""
-    )
+    types = listed(printable(suffix) or "no suffix" for suffix in suffixes)
     count = sum(ignored.values())
     hint = "; pip install pillow-heif to read .heic" if {".heic", ".heif"} & set(ignored) else ""
     return f"{count} {'file of another type' if count == 1 else 'files of other types'} ignored ({types}){hint}"
@@ -127,15 +125,14 @@ def load_image(path: Path | str) -> Image.Image:
     Raises:
         DataError: The file is missing, is not an image of a known format, is damaged or has too many pixels.
     """
-    return _loaded(Path(path), path, MAX_PIXELS)
+    return _loaded(Path(path), f"the image {printable(path)}", MAX_PIXELS)
 
 
-def image_in(content: bytes, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
+def image_in(content: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Load an image from memory, as :func:`load_image` does from a file.
 
     Args:
         content: The bytes of an image file.
-        name: Its name, for the message of an error.
         max_pixels: Larger images are refused before they are decoded.
 
     Returns:
@@ -144,10 +141,10 @@ def image_in(content: bytes, name: str = "", max_pixels: int = MAX_PIXELS) -> Im
     Raises:
         DataError: The image cannot be read.
     """
-    return _loaded(io.BytesIO(content), name, max_pixels)
+    return _loaded(io.BytesIO(content), "the image", max_pixels)
 
 
-def _loaded(source: Path | BinaryIO, name: Path | str, max_pixels: int) -> Image.Image:
+def _loaded(source: Path | BinaryIO, what: str, max_pixels: int) -> Image.Image:
     try:
         with (
             open_regular(source, MAX_IMAGE_BYTES) if isinstance(source, Path) else source as file,
@@ -156,7 +153,6 @@ def _loaded(source: Path | BinaryIO, name: Path | str, max_pixels: int) -> Image
             image.load()
             return _in_rgb(_upright(image))
     except Exception as error:  # decoders raise exceptions of many kinds on damaged files
-        what = f"the image {printable(name)}" if name else "the image"
         raise DataError(f"cannot read {what}: {why_unreadable(error)}") from error
 
 
@@ -324,13 +320,14 @@ def embedded_birds(
 
 @dataclass(frozen=True)
 class Subset:
-    """Some images of a split; made by :func:`subset`. Indices are in arrays, as there may be millions."""
+    """The images of a split at `indices`, in that order; these are stored as an array, as there may be millions."""
 
     whole: Samples
-    indices: "array[int]"
+    indices: Sequence[int]
     labels: "array[int]" = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "indices", array("q", self.indices))
         object.__setattr__(self, "labels", array("q", (self.whole.labels[i] for i in self.indices)))
 
     def __len__(self) -> int:
@@ -345,8 +342,3 @@ class Subset:
     def fingerprint(self, *, dates: bool = True) -> str:
         whole = self.whole.fingerprint(dates=dates)
         return hashlib.sha256(f"{whole}{tuple(self.indices)}".encode()).hexdigest()
-
-
-def subset(samples: Samples, indices: Sequence[int]) -> Subset:
-    """The images of a split at `indices`, in that order."""
-    return Subset(samples, array("q", indices))

@@ -269,13 +269,9 @@ def match_classes(model_classes: Sequence[str], data_classes: Sequence[str]) -> 
     if unknown:
         known = set(data_classes)
         others = [name for name in model_classes if name not in known]
-        instead = f"; it knows {_first(others)} instead" if others else ""
-        raise DataError(f"the model does not know {len(unknown)} of the data's classes: {_first(unknown)}{instead}")
+        instead = f"; it knows {some(others)} instead" if others else ""
+        raise DataError(f"the model does not know {len(unknown)} of the data's classes: {some(unknown)}{instead}")
     return tuple(index[name] for name in data_classes)
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
 
 
 def evaluate(

@@ -25,7 +25,7 @@ from semaug.data.annotations import MAX_CLASS_NAME
 from semaug.data.images import Preprocessing, Shape
 from semaug.data.readable import OnBadImage
 from semaug.data.readers import KNOWN, data_root, read_data, training_splits
-from semaug.data.samples import DataSet, Samples, Select, subset
+from semaug.data.samples import DataSet, Samples, Select, Subset
 from semaug.inference.manifest import NAME as MANIFEST
 from semaug.inference.manifest import read_manifest, verify
 from semaug.util.errors import DataError, RunError
@@ -308,6 +308,6 @@ def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet)
     if missing:
         names = some(name for _, name in missing)
         raise DataError(f"validation images of {folder} are missing or have another label in {data.name}: {names}")
-    splits["val"] = subset(pool, [i for i, key in enumerate(keys) if key in wanted])
-    splits["train"] = subset(pool, [i for i, key in enumerate(keys) if key not in wanted])
+    splits["val"] = Subset(pool, [i for i, key in enumerate(keys) if key in wanted])
+    splits["train"] = Subset(pool, [i for i, key in enumerate(keys) if key not in wanted])
     return splits

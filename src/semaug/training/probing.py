@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from semaug.data.cache import note_use
 from semaug.data.images import Preprocessing, to_device
-from semaug.data.samples import Samples, Subset, subset
+from semaug.data.samples import Samples, Subset
 from semaug.inference.loop import run_batches
 from semaug.network.blocks import below, find_head
 from semaug.network.network import Network
@@ -105,7 +105,7 @@ def with_features(
     views = FeatureViews(**vars(config.preprocessing))
     if isinstance(train, Subset) and isinstance(val, Subset) and train.whole is val.whole:
         indices = np.array(sorted({*train.indices, *val.indices}))
-        features = _features(config, subset(train.whole, indices.tolist()), model, device, progress)
+        features = _features(config, Subset(train.whole, indices.tolist()), model, device, progress)
         rows = [torch.from_numpy(np.searchsorted(indices, np.array(part.indices))) for part in (train, val)]
         parts = [features[own] for own in rows]
     else:

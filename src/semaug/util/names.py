@@ -22,10 +22,16 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 100 else f"{text[:99]}…")
 
 
+def listed(texts: Iterable[str], most: int = 5, separator: str = ", ") -> str:
+    """Texts for a message: the first ones, at most `most`, and the number of the others."""
+    all_texts = list(texts)
+    others = len(all_texts) - most
+    return separator.join(all_texts[:most]) + (f" and {others} more" if others > 0 else "")
+
+
 def some(names: Iterable[str]) -> str:
-    """Names for a message: the first five, and the number of the others."""
-    texts = [shown(name) for name in names]
-    return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")
+    """Names for a message: the first five, quoted, and the number of the others."""
+    return listed(map(shown, names))
 
 
 def counted(count: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 from semaug.data.readable import readable_splits
-from semaug.data.samples import Samples, subset
+from semaug.data.samples import Samples, Subset
 from semaug.inference.classifier import Classifier, load_classifier
 from semaug.inference.evaluation import match_classes
 from semaug.inference.loop import decode_samples
@@ -57,7 +57,7 @@ def run_images(classifier: Classifier, split: Literal["train", "evaluation"] = "
         samples = readable[name]
         if message is not None:
             Progress().say(message)
-    relabelled, order = subset(samples, range(len(samples))), match_classes(classifier.classes, data.classes)
+    relabelled, order = Subset(samples, range(len(samples))), match_classes(classifier.classes, data.classes)
     for i, label in enumerate(samples.labels):
         relabelled.labels[i] = order[label]
     return relabelled
