@@ -181,7 +181,7 @@ def test_boxes_of_random_size_have_the_distribution_of_random_resized_crop() -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"padding": -1}, "`padding` must be at least 0, not -1"),
+        ({"padding": -1}, "`padding` must be from 0 to 512, not -1"),
         ({"crop_scale": 0.0}, "`crop_scale` must be above 0 and at most 1, not 0"),
         ({"crop_scale": 1.5}, "`crop_scale` must be above 0 and at most 1, not 1.5"),
         ({"crop_scale": 0.5, "padding": 4}, "`padding` is for crops of a fixed size"),

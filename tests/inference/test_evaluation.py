@@ -198,9 +198,7 @@ def test_classes_are_matched_by_name():
 
 
 def test_unknown_classes_are_named():
-    with pytest.raises(
-        SemaugError, match=r"know 2 of the data's classes: 'X', 'Y'; it knows 'b', 'c' instead"
-    ):
+    with pytest.raises(SemaugError, match=r"know 2 of the data's classes: 'X', 'Y'; it knows 'b', 'c' instead"):
         match_classes(["a", "b", "c"], ["X", "a", "Y"])
     with pytest.raises(SemaugError, match=r"7 of the data's classes: '0', '1', '2', '3', '4' and 2 more$"):
         match_classes(["a"], ["a", *map(str, range(7))])

@@ -17,6 +17,7 @@ from semaug.util.errors import SettingError
 from semaug.util.names import listed, printable
 from semaug.util.processes import ordered_map
 from semaug.util.progress import ProgressCallback
+from semaug.util.ranges import Border, Portion, Positive, Side, check_ranges
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Shape = Literal["squash", "aspect"]
@@ -44,23 +45,20 @@ class Preprocessing:
         SettingError: The crop is larger than the resized image, or another value is out of range.
     """
 
-    resize: int
-    crop: int
+    resize: Side
+    crop: Side
     shape: Shape = "squash"
     mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-    padding: int = 0
-    crop_scale: float | None = None
+    std: tuple[Positive, Positive, Positive] = IMAGENET_STD
+    padding: Border = 0
+    crop_scale: Portion | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.crop <= self.resize:
+        check_ranges(self)
+        if self.crop > self.resize:
             raise SettingError(f"`crop` ({self.crop} px) must not be larger than the resized image ({self.resize} px)")
         if self.shape not in ("squash", "aspect"):
             raise SettingError(f"`shape` must be 'squash' or 'aspect', not {self.shape!r}")
-        if self.padding < 0:
-            raise SettingError(f"`padding` must be at least 0, not {self.padding}")
-        if self.crop_scale is not None and not 0 < self.crop_scale <= 1:
-            raise SettingError(f"`crop_scale` must be above 0 and at most 1, not {self.crop_scale:g}")
         if self.crop_scale is not None and self.padding:
             raise SettingError("`padding` is for crops of a fixed size, and `crop_scale` gives them a random one")
 

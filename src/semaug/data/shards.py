@@ -25,7 +25,7 @@ from PIL import Image
 from semaug.data.annotations import MAX_CLASS_NAME, SPLIT_NAMES
 from semaug.data.samples import MAX_IMAGE_BYTES, DataSet, ImageFiles, Samples, Subset, image_in, why_unreadable
 from semaug.util.errors import DataError, FileError, SettingError
-from semaug.util.files import write_atomically, write_json
+from semaug.util.files import open_atomically, write_atomically, write_json
 from semaug.util.names import printable
 from semaug.util.progress import ProgressCallback
 from semaug.util.untrusted import open_regular, read_array, read_bytes, read_json
@@ -110,26 +110,22 @@ def _claim(folder: Path, plan: dict[str, Any]) -> None:
 
 
 def _write_shard(file: Path, samples: Samples, indices: list[int], first: int) -> None:
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.part")
     table, names = [], []
-    try:
-        with tarfile.open(unfinished, "w", format=tarfile.USTAR_FORMAT) as archive:
-            for number, i in enumerate(indices, start=first):
-                content, suffix = _encoded(samples, i)
-                label, name = samples.labels[i], samples.name(i).encode()[:_MAX_NAME_BYTES]
-                offsets = []
-                for ending, data in ((suffix, content), ("cls", b"%d" % label), ("txt", name)):
-                    member = tarfile.TarInfo(f"{number:09d}.{ending}")
-                    member.size = len(data)
-                    offsets.append(archive.offset + tarfile.BLOCKSIZE)  # after the header
-                    archive.addfile(member, io.BytesIO(data))
-                table.append((offsets[0], len(content), label, offsets[2], len(name)))
-                names.append(name)
-        with open(unfinished, "rb+") as written:
-            os.fsync(written.fileno())
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with (
+        open_atomically(file) as opened,
+        tarfile.open(fileobj=opened, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+    ):
+        for number, i in enumerate(indices, start=first):
+            content, suffix = _encoded(samples, i)
+            label, name = samples.labels[i], samples.name(i).encode()[:_MAX_NAME_BYTES]
+            offsets = []
+            for ending, data in ((suffix, content), ("cls", b"%d" % label), ("txt", name)):
+                member = tarfile.TarInfo(f"{number:09d}.{ending}")
+                member.size = len(data)
+                offsets.append(archive.offset + tarfile.BLOCKSIZE)  # after the header
+                archive.addfile(member, io.BytesIO(data))
+            table.append((offsets[0], len(content), label, offsets[2], len(name)))
+            names.append(name)
     packed = io.BytesIO()
     np.save(packed, np.array(table, dtype=np.int64), allow_pickle=False)
     np.save(packed, np.frombuffer(b"".join(names), np.uint8), allow_pickle=False)

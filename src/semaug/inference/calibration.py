@@ -55,8 +55,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     def loss(log_temperature: float) -> float:
         return float(F.cross_entropy(wide / np.exp(log_temperature), labels))
 
-    found = minimize_scalar(loss, bounds=np.log(LIMITS), method="bounded", options={"xatol": 1e-6})
-    return float(np.exp(found.x))
+    best = minimize_scalar(loss, bounds=np.log(LIMITS), method="bounded", options={"xatol": 1e-6})
+    return float(np.exp(best.x))
 
 
 def calibrate(

@@ -9,7 +9,7 @@ from typing import NotRequired, TypedDict
 
 from semaug.util.errors import FileError, RunError
 from semaug.util.files import write_json
-from semaug.util.untrusted import CHUNK_BYTES, open_regular, read_json
+from semaug.util.untrusted import open_regular, read_json
 
 NAME = "manifest.json"
 FILES = (
@@ -100,8 +100,5 @@ def is_complete(folder: Path, *, weights: bool = True) -> bool:
 
 def checksum(file: Path) -> str:
     """The SHA-256 of a regular file; raises FileError."""
-    digest = hashlib.sha256()
     with open_regular(file) as opened:
-        while part := opened.read(CHUNK_BYTES):
-            digest.update(part)
-    return digest.hexdigest()
+        return hashlib.file_digest(opened, "sha256").hexdigest()

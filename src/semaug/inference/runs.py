@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, TypedDict
 
 from semaug.data.annotations import MAX_CLASS_NAME
-from semaug.data.images import Preprocessing, Shape
+from semaug.data.images import Preprocessing
 from semaug.data.readable import OnBadImage
 from semaug.data.readers import KNOWN, data_root, read_data, training_splits
 from semaug.data.samples import DataSet, Samples, Select, Subset
@@ -31,19 +31,7 @@ from semaug.inference.manifest import read_manifest, verify
 from semaug.util.errors import DataError, RunError
 from semaug.util.files import write_json
 from semaug.util.names import shown, some
-from semaug.util.ranges import (
-    Accuracy,
-    Border,
-    Count,
-    CountOrZero,
-    NotNegative,
-    Portion,
-    Positive,
-    Range,
-    Seed,
-    Share,
-    Side,
-)
+from semaug.util.ranges import Accuracy, Count, CountOrZero, NotNegative, Range, Seed, Share
 from semaug.util.untrusted import read_json, read_json_lines
 
 FORMAT = 1  # of the run directory; raised when an older version of semaug would misread it
@@ -51,21 +39,11 @@ FORMAT = 1  # of the run directory; raised when an older version of semaug would
 MAX_CLASSES = 100_000
 
 
-class _Preprocessing(TypedDict):
-    resize: Side
-    crop: Side
-    shape: NotRequired[Shape]
-    mean: NotRequired[tuple[float, float, float]]
-    std: NotRequired[tuple[Positive, Positive, Positive]]
-    crop_scale: NotRequired[Portion | None]
-    padding: NotRequired[Border]
-
-
 class Settings(TypedDict, total=False):
     """The part of config.json that is read back; in an exported folder much of it is absent."""
 
     model: Required[str]
-    preprocessing: Required[_Preprocessing]
+    preprocessing: Required[Preprocessing]
     composite: Literal["p2p"] | None
     version: str
     data: str | None
@@ -164,21 +142,22 @@ def read_description(folder: Path) -> Description:
 
 def read_evaluation(run: Path) -> dict[str, Any] | None:
     """Read the scores in the evaluation.json of a run directory; None if there is none."""
-    file = run / "evaluation.json"
-    if not file.exists():
-        return None
-    content = dict(read_json(file, _Evaluation))
-    verify(run, file.name)
+    content: dict[str, Any] | None = _read_verified(run / "evaluation.json", _Evaluation)
     return content
 
 
 def read_calibration(folder: Path) -> Calibration | None:
     """Read calibration.json of a run directory or an exported folder; None if there is none."""
-    file = folder / "calibration.json"
+    content: Calibration | None = _read_verified(folder / "calibration.json", Calibration)
+    return content
+
+
+def _read_verified(file: Path, form: Any) -> Any:
+    """The content of a JSON file that has a checksum in the manifest beside it; None if there is no such file."""
     if not file.exists():
         return None
-    content: Calibration = read_json(file, Calibration)
-    verify(folder, file.name)
+    content = read_json(file, form)
+    verify(file.parent, file.name)
     return content
 
 

@@ -8,6 +8,8 @@ import json
 import math
 import os
 import stat
+from collections.abc import Set
+from dataclasses import MISSING, fields, is_dataclass
 from io import BufferedReader
 from pathlib import Path
 from types import UnionType
@@ -128,8 +130,8 @@ def _fault(value: Any, form: Any, place: str) -> str | None:
     """What is wrong with a JSON value, or None.
 
     Forms are ``object`` (anything), ``str``, ``bool``, ``int`` (of 64 bits), ``float`` (finite; also an integer), None,
-    ``list[X]``, ``tuple[X, Y]``, ``dict[str, X]``, ``Literal``, unions, TypedDict, which ignores further keys, and
-    numbers of a range, ``Annotated[X, Range(…)]``.
+    ``list[X]``, ``tuple[X, Y]``, ``dict[str, X]``, ``Literal``, unions, TypedDict and dataclasses, which ignore further
+    keys, and numbers of a range, ``Annotated[X, Range(…)]``.
     """
     origin, parts = get_origin(form), get_args(form)
     if origin in (Union, UnionType):
@@ -142,8 +144,8 @@ def _fault(value: Any, form: Any, place: str) -> str | None:
         outside = fault is None and allowed is not None and value not in allowed
         return f"{place[1:][:100]} should be {allowed}" if outside else fault
     inside: list[tuple[Any, Any, str]] = []
-    if is_typeddict(form):
-        fits = isinstance(value, dict) and form.__required_keys__ <= value.keys()
+    if _has_keys(form):
+        fits = isinstance(value, dict) and _required_keys(form) <= value.keys()
         hints = get_type_hints(form, include_extras=True)
         inside = [(value[key], hints[key], key) for key in hints if key in value] if fits else []
     elif origin is dict:
@@ -168,12 +170,23 @@ def _fault(value: Any, form: Any, place: str) -> str | None:
     return next((fault for item, part, key in inside if (fault := _fault(item, part, f"{place}.{key}"))), None)
 
 
+def _has_keys(form: Any) -> bool:
+    return is_typeddict(form) or is_dataclass(form)
+
+
+def _required_keys(form: Any) -> Set[str]:
+    if is_typeddict(form):
+        keys: Set[str] = form.__required_keys__
+        return keys
+    return {field.name for field in fields(form) if field.default is MISSING}
+
+
 def _describe(form: Any) -> str:
     words = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
     if form in words:
         return words[form]
-    if is_typeddict(form):
-        return f"an object with {', '.join(sorted(form.__required_keys__)) or 'settings'}"
+    if _has_keys(form):
+        return f"an object with {', '.join(sorted(_required_keys(form))) or 'settings'}"
     if get_origin(form) is Literal:
         return " or ".join(map(str, get_args(form)))
     if get_origin(form) is tuple:
