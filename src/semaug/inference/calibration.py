@@ -90,8 +90,8 @@ def calibrate(
     if len(samples) == 0:
         raise DataError(f"{folder} held out no validation images to calibrate with")
     parts: list[Tensor] = []
-    for batch in decode_samples(samples, range(len(samples)), classifier.preprocessing, batch_size):
-        parts.append(classifier.logits(torch.from_numpy(np.stack(batch))))
+    for pixels in decode_samples(samples, range(len(samples)), classifier.preprocessing, batch_size):
+        parts.append(classifier.logits(pixels))
         if progress is not None:
             progress(sum(map(len, parts)), len(samples))
     logits, classes = torch.cat(parts), classifier.classes

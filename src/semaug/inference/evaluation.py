@@ -226,17 +226,11 @@ class Evaluation:
             ends = " to ".join(map(write, own.intervals.get(name, ())))
             scores.append((label.format(k=k), write(numbers[name]), ends))
         accuracies = sorted((share, i) for i, share in enumerate(own.class_accuracy) if share is not None)
-        worst = [
-            (
-                self.classes[i],
-                str(own.class_images[i]),
-                *(
-                    "–" if value is None else percent(value)
-                    for value in (share, own.class_precision[i], own.class_f1[i])
-                ),
-            )
-            for share, i in accuracies[:_TABLE_ROWS]
-        ]
+        worst = []
+        for recall, i in accuracies[:_TABLE_ROWS]:
+            shares = (recall, own.class_precision[i], own.class_f1[i])
+            texts = ["–" if share is None else percent(share) for share in shares]
+            worst.append((self.classes[i], str(own.class_images[i]), *texts))
         missing = [name for name, images in zip(self.classes, own.class_images, strict=True) if not images]
         pairs = [(p.true, p.predicted, str(p.count), percent(p.share)) for p in self.confused[:_TABLE_ROWS]]
         tables: list[Table | Text] = [_table(title, ["score"], ["value", "95 % interval"], scores)]
@@ -316,10 +310,10 @@ def evaluate(
     _check_labels(labels, len(classes))
     own = distributed.rank_slice(len(samples))
     done, image_scores = own.start, torch.zeros(len(samples), 4, dtype=torch.float64)
-    for batch in decode_samples(samples, range(own.start, own.stop), classifier.preprocessing, batch_size, workers):
-        rows = slice(done, done + len(batch))
-        image_scores[rows] = _image_scores(classifier.probabilities(torch.from_numpy(np.stack(batch))), labels[rows])
-        done += len(batch)
+    for pixels in decode_samples(samples, range(own.start, own.stop), classifier.preprocessing, batch_size, workers):
+        rows = slice(done, done + len(pixels))
+        image_scores[rows] = _image_scores(classifier.probabilities(pixels), labels[rows])
+        done += len(pixels)
         if progress is not None:
             progress(done - own.start, own.stop - own.start)
     [image_scores] = distributed.sum_over_ranks([image_scores])

@@ -51,7 +51,7 @@ def decode_batches(
 
 def decode_samples(
     samples: Samples, indices: Iterable[int], preprocessing: Preprocessing, batch_size: int, workers: int | None = None
-) -> Iterator[list[Pixels]]:
+) -> Iterator[Tensor]:
     """Decode images of a split by :func:`decode_batches`.
 
     Args:
@@ -62,7 +62,7 @@ def decode_samples(
         workers: Number of threads; None: one for each core, at most 8.
 
     Yields:
-        The pixels of each batch of images.
+        The pixels of each batch, uint8 (N, resize, resize, 3).
 
     Raises:
         DataError: If an image cannot be read; the message names it.
@@ -74,7 +74,8 @@ def decode_samples(
         except (OSError, ValueError, SyntaxError) as error:  # from samples that raise no DataError of their own
             raise DataError(f"cannot read the image {samples.name(i)}: {error}") from error
 
-    return decode_batches(load, indices, batch_size, workers)
+    for batch in decode_batches(load, indices, batch_size, workers):
+        yield torch.from_numpy(np.stack(batch))
 
 
 def run_batches(

@@ -64,8 +64,8 @@ def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
 
     Args:
         inputs: Files; folders (all images in them and in their subfolders, sorted, without hidden ones, a folder to
-            which several links lead once); glob patterns
-            (sorted); or ``-``: files and folders from standard input, one per line.
+            which several links lead once); glob patterns (sorted); or ``-``: files and folders from standard input,
+            one per line.
 
     Returns:
         The files. A missing one becomes a failed prediction.
@@ -230,8 +230,8 @@ def write(
         destination: The file, which appears when it is complete; None: standard output.
         format: ``"csv"``: columns path, label, probability, label_2, probability_2, …, error and, if answers may be
             refused, accepted (yes or no); paths and labels that a spreadsheet would run as a formula get a leading
-            apostrophe, which our table reader removes. ``"jsonl"``:
-            one object per line, in ASCII; names and numbers are exact.
+            apostrophe, which our table reader removes. ``"jsonl"``: one object per line, in ASCII; names and numbers
+            are exact.
 
     Returns:
         Number of files, failures and the time.

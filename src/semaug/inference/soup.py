@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
@@ -119,9 +118,9 @@ def _average(members: Sequence[Classifier], train: Samples, batch_size: int) -> 
     device = next(model.parameters()).device
 
     def inputs() -> Iterator[Tensor]:
-        for batch in decode_samples(train, range(len(train)), first.preprocessing, batch_size):
-            if len(batch) > 1:
-                yield first.preprocessing.evaluation_input(torch.from_numpy(np.stack(batch)).to(device))
+        for pixels in decode_samples(train, range(len(train)), first.preprocessing, batch_size):
+            if len(pixels) > 1:
+                yield first.preprocessing.evaluation_input(pixels.to(device))
 
     update_bn(inputs(), model)  # reads no image if there is no BatchNorm
     return replace(first, model=model.eval(), temperature=1.0)

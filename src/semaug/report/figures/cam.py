@@ -53,24 +53,24 @@ def cam(
     names = classifier.classes
     samples = run_images(classifier) if samples is None else samples
     candidates = choose_images(samples, limit, seed)
-    pixels: dict[int, Pixels] = {}  # of the images that may be shown
+    pixels: dict[int, torch.Tensor] = {}  # of the images that may be shown
     ranked: dict[int, tuple[list[int], list[float]]] = {}
     right, wrong, done = list[int](), list[int](), 0
     order = np.random.default_rng(seed).permutation(candidates).tolist()
     for batch in decode_samples(samples, order, classifier.preprocessing, _BATCH):
-        top = classifier.probabilities(torch.from_numpy(np.stack(batch))).topk(min(2, len(names)))
+        top = classifier.probabilities(batch).topk(min(2, len(names)))
         for own, indices, values in zip(batch, top.indices.tolist(), top.values.tolist(), strict=True):
             i = order[done]
             done += 1
             group = right if indices[0] == samples.labels[i] else wrong
             if len(group) < images:
                 group.append(i)
-                pixels[i], ranked[i] = own, (indices, values)
+                pixels[i], ranked[i] = own.clone(), (indices, values)
         if progress is not None:
             progress(done, len(order))
     shown = wrong[: max(images // 2, images - len(right))]
     shown += right[: images - len(shown)]
-    stacked = torch.from_numpy(np.stack([pixels[i] for i in shown]))
+    stacked = torch.stack([pixels[i] for i in shown])
     overlays = class_overlays(classifier, stacked, torch.tensor([ranked[i][0] for i in shown]))
     crops = classifier.preprocessing.evaluation_crops(stacked).permute(0, 2, 3, 1).numpy()
     blocks, listed = [], list[dict[str, Any]]()

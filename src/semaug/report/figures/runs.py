@@ -123,11 +123,11 @@ def compute_features(
     parts: dict[str, list[Tensor]] = {name: [] for name in functions}
     thumbnails, digests = [], []
     for pixels in decode_samples(samples, indices, classifier.preprocessing, _BATCH):
-        digests += [hashlib.sha256(p.tobytes()).digest() for p in pixels]
-        thumbnails += [np.asarray(Image.fromarray(p).resize((side, side), Image.Resampling.BOX)) for p in pixels]
-        stacked = torch.from_numpy(np.stack(pixels))
+        images = pixels.numpy()
+        digests += [hashlib.sha256(p.tobytes()).digest() for p in images]
+        thumbnails += [np.asarray(Image.fromarray(p).resize((side, side), Image.Resampling.BOX)) for p in images]
         for name, function in functions.items():
-            parts[name].append(function(stacked))
+            parts[name].append(function(pixels))
         if progress is not None:
             progress(len(thumbnails), len(indices))
     if not thumbnails:
