@@ -3,6 +3,7 @@
 import csv
 import shutil
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,12 @@ from photos import photo_folder
 from semaug.cli.main import main
 from semaug.data.readers import read_data, split_validation
 from semaug.data.samples import embedded_birds
-from semaug.data.splitting import choose_groups
+from semaug.data.splitting import SplitRow, draw_groups
+
+
+def chosen_groups(labels: Iterable[int], groups: Iterable[str], fraction: float, seed: int) -> set[str]:
+    images = zip(labels, groups, strict=True)
+    return draw_groups([SplitRow(Path(), str(label), "train", group) for label, group in images], fraction, seed)
 
 
 @examples(300)
@@ -29,7 +35,7 @@ def test_every_class_keeps_a_group_and_gives_one_if_it_can(
     images: list[tuple[int, int]], fraction: float, seed: int
 ) -> None:
     labels, groups = [label for label, _ in images], [f"g{group}" for _, group in images]
-    chosen = choose_groups(labels, groups, fraction, seed)
+    chosen = chosen_groups(labels, groups, fraction, seed)
     inside = {label for label, group in zip(labels, groups, strict=True) if group in chosen}
     outside = {label for label, group in zip(labels, groups, strict=True) if group not in chosen}
     assert outside == set(labels)
@@ -39,14 +45,14 @@ def test_every_class_keeps_a_group_and_gives_one_if_it_can(
     }
     assert {label for label in pure if len(members[label]) > 1} <= inside
     shuffled = sorted(zip(labels, groups, strict=True), key=lambda pair: hash((pair, seed)))
-    assert choose_groups([label for label, _ in shuffled], [g for _, g in shuffled], fraction, seed) == chosen
+    assert chosen_groups([label for label, _ in shuffled], [g for _, g in shuffled], fraction, seed) == chosen
 
 
 def test_single_images_are_chosen_as_validation_images_are() -> None:
     samples = embedded_birds(4, 13, 1, size=32).splits["train"]
     names = [samples.name(i) for i in range(len(samples))]
     _, held_out = split_validation(samples, None, 0.2, 3)
-    assert choose_groups(samples.labels, names, 0.2, 3) == {held_out.name(i) for i in range(len(held_out))}
+    assert chosen_groups(samples.labels, names, 0.2, 3) == {held_out.name(i) for i in range(len(held_out))}
 
 
 def test_shares_of_classes_are_as_even_as_those_of_scikit_learn() -> None:
@@ -59,7 +65,7 @@ def test_shares_of_classes_are_as_even_as_those_of_scikit_learn() -> None:
     def unevenness(inside: np.ndarray) -> float:
         return float(np.abs(np.bincount(labels[inside], minlength=10) - share).max() / share.mean())
 
-    chosen = choose_groups(labels.tolist(), [str(g) for g in groups], 0.2, 0)
+    chosen = chosen_groups(labels.tolist(), [str(g) for g in groups], 0.2, 0)
     ours = unevenness(np.array([str(g) in chosen for g in groups]))
     folds = StratifiedGroupKFold(5, shuffle=True, random_state=0).split(labels, labels, groups)
     theirs = max(unevenness(test) for _, test in folds)

@@ -124,7 +124,7 @@ class Split(Command):
 
     def run(self) -> None:
         from semaug.data.readers import read_data, refuse_ambiguity
-        from semaug.data.splitting import split_data, write_split
+        from semaug.data.splitting import split_data, write_split_table
 
         refuse_ambiguity(self.data, self.data_root)
         data = read_data(self.data, self.data_root)
@@ -133,7 +133,7 @@ class Split(Command):
         rows = split_data(data, *fractions, group_by=self.group_by, table=table, seed=self.seed)
         if self.output.suffix.lower() != ".csv":
             raise SettingError(f"`output` must end with .csv, not {self.output.suffix or self.output}")
-        write_split(rows, self.output)
+        write_split_table(rows, self.output)
         show(f"{self.output}: {counted(len(data.classes), 'class')}")
         for split in ("train", "val", "test"):
             own = [row for row in rows if row.split == split]

@@ -11,7 +11,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from semaug.data.samples import DataSet, ImageFiles
@@ -32,28 +32,30 @@ class SplitRow:
     group: str
 
 
-def choose_groups(labels: Sequence[int], groups: Sequence[str], fraction: float, seed: int) -> set[str]:
-    """Choose groups that hold about a fraction of the images of each class.
+def draw_groups(rows: Sequence[SplitRow], fraction: float, seed: int) -> set[str]:
+    """Draw groups that hold about a fraction of the images of each class.
 
     Of a class with two groups at least one is chosen, if this leaves no class without a group. Of every class at least
     one group is left.
 
     Args:
-        labels: Class of each image.
-        groups: Group of each image. A group may have images of several classes.
-        fraction: Share of each class, above 0 and below 1.
+        rows: The images. A group may have images of several classes.
+        fraction: Share of each class, from 0, below 1.
         seed: Seed of the choice.
 
     Returns:
-        The chosen groups.
+        The drawn groups.
     """
-    sizes: dict[str, Counter[int]] = {}
-    for label, group in zip(labels, groups, strict=True):
-        sizes.setdefault(group, Counter())[label] += 1
+    if not fraction:
+        return set()
+    sizes: dict[str, Counter[str]] = {}  # images of each class in a group
+    for row in rows:
+        sizes.setdefault(row.group, Counter())[row.class_name] += 1
     order = sorted(sizes, key=lambda group: hashlib.sha256(f"{seed}\0{group}".encode()).digest())
-    wanted = {label: max(1, int(fraction * count + 0.5)) for label, count in Counter(labels).items()}
-    left = Counter(label for own in sizes.values() for label in own)  # groups of each class
-    taken, chosen = Counter[int](), set[str]()
+    images = Counter(row.class_name for row in rows)
+    wanted = {name: max(1, int(fraction * count + 0.5)) for name, count in images.items()}
+    left = Counter(name for own in sizes.values() for name in own)  # groups of each class
+    taken, chosen = Counter[str](), set[str]()
 
     def take(group: str) -> None:
         chosen.add(group)
@@ -61,11 +63,11 @@ def choose_groups(labels: Sequence[int], groups: Sequence[str], fraction: float,
         left.subtract(sizes[group].keys())
 
     for group in order:
-        if all(taken[label] + count <= wanted[label] and left[label] > 1 for label, count in sizes[group].items()):
+        if all(taken[name] + count <= wanted[name] and left[name] > 1 for name, count in sizes[group].items()):
             take(group)
     for group in sorted(order, key=lambda group: sizes[group].total()):  # for classes of large groups only
         own = sizes[group]
-        if group not in chosen and all(left[label] > 1 for label in own) and any(not taken[label] for label in own):
+        if group not in chosen and all(left[name] > 1 for name in own) and any(not taken[name] for name in own):
             take(group)
     return chosen
 
@@ -106,32 +108,34 @@ def split_data(
     stored = read_groups(table, group_by) if table is not None and group_by not in (None, "folder") else {}
     if group_by not in (None, "folder") and table is None:
         raise DataError(f"{data.name} is no table with a column {group_by}; `group_by` must be folder")
-    rows: list[tuple[Path, int, str, str]] = []
+    rows: list[SplitRow] = []
     for split, samples in data.splits.items():
         if not isinstance(samples, ImageFiles):
             raise DataError(f"the images of {data.name} are inside of other files; a split needs image files")
         for i, (file, label) in enumerate(zip(samples.files, samples.labels, strict=True)):
             alone = samples.name(i).replace(os.sep, "/")
             group = alone if group_by is None else str(file.parent) if group_by == "folder" else stored[file] or alone
-            rows.append((file, label, split, group))
-    free = [row for row in rows if row[2] != "test"]
-    if group_by == "folder" and len({(row[1], row[3]) for row in free}) == len({row[1] for row in free}):
+            rows.append(SplitRow(file, data.classes[label], split, group))
+    free = [row for row in rows if row.split != "test"]
+    places = {(row.class_name, row.group) for row in free}
+    if group_by == "folder" and len(places) == len({row.class_name for row in free}):
         raise DataError(f"all images of a class of {data.name} are in one folder, so `group_by` folder divides nothing")
-    tested = choose_groups([r[1] for r in free], [r[3] for r in free], test_fraction, seed) if test_fraction else set()
-    rest = [row for row in free if row[3] not in tested]
-    share = val_fraction / (1 - test_fraction)
-    validated = choose_groups([r[1] for r in rest], [r[3] for r in rest], share, seed) if val_fraction else set()
-
-    def place(split: str, group: str) -> str:
-        return "test" if split == "test" or group in tested else "val" if group in validated else "train"
-
-    shared = {group for *_, split, group in rows if split == "test"} & {group for *_, group in free}
+    shared = {row.group for row in rows if row.split == "test"} & {row.group for row in free}
     if shared:
         raise DataError(f"groups of the test split of {data.name} have other images too: {some(sorted(shared))}")
-    return [SplitRow(file, data.classes[label], place(split, group), group) for file, label, split, group in rows]
+    tested = draw_groups(free, test_fraction, seed)
+    rest = [row for row in free if row.group not in tested]
+    validated = draw_groups(rest, val_fraction / (1 - test_fraction), seed)
+
+    def new_split(row: SplitRow) -> str:
+        if row.split == "test" or row.group in tested:
+            return "test"
+        return "val" if row.group in validated else "train"
+
+    return [replace(row, split=new_split(row)) for row in rows]
 
 
-def write_split(rows: Sequence[SplitRow], output: Path) -> None:
+def write_split_table(rows: Sequence[SplitRow], output: Path) -> None:
     """Write a split as a table with the columns path, label, split and group.
 
     Args:
