@@ -159,20 +159,11 @@ def _rectangles(count: int, height: int, width: int) -> Tensor:
     return torch.cat([corner, size]) * erased
 
 
-def mixup(num_classes: int) -> ImageTransforms:
-    """MixUp (Zhang et al., 2018) with torchvision's defaults, for `num_classes` classes."""
-    return ImageTransforms(on_batch=transforms().MixUp(num_classes=num_classes))
-
-
-def cutmix(num_classes: int) -> ImageTransforms:
-    """CutMix (Yun et al., 2019) with torchvision's defaults, for `num_classes` classes."""
-    return ImageTransforms(on_batch=transforms().CutMix(num_classes=num_classes))
-
-
 IMAGE_TRANSFORMS: dict[str, Callable[[int], ImageTransforms]] = {
-    "mixup": mixup,
-    "cutmix": cutmix,
+    "mixup": lambda num_classes: ImageTransforms(on_batch=transforms().MixUp(num_classes=num_classes)),
+    "cutmix": lambda num_classes: ImageTransforms(on_batch=transforms().CutMix(num_classes=num_classes)),
     "random-erasing": lambda num_classes: ImageTransforms(on_images=random_erasing),
     "randaugment": lambda num_classes: ImageTransforms(on_crops=rand_augment),
 }
-"""The image-level methods; the argument is the number of classes."""
+"""The image-level methods; the argument is the number of classes. MixUp (Zhang et al., 2018) and CutMix (Yun et al.,
+2019) are torchvision's, with its defaults."""

@@ -135,11 +135,6 @@ def _cutmix(pictures: Tensor, other: Tensor) -> Tensor:
     return result
 
 
-def _random_crop(pictures: Tensor, other: Tensor) -> Tensor:
-    result: Tensor = transforms().RandomCrop(round(pictures.shape[-1] * 448 / 600))(pictures)
-    return result
-
-
 def _random_resized_crop(pictures: Tensor, other: Tensor) -> Tensor:
     """The crop only, not yet resized."""
     box = transforms().RandomResizedCrop(pictures.shape[-1]).make_params([pictures])
@@ -147,23 +142,19 @@ def _random_resized_crop(pictures: Tensor, other: Tensor) -> Tensor:
     return result
 
 
-def _erased(pictures: Tensor, other: Tensor) -> Tensor:
-    result: Tensor = transforms().RandomErasing(p=1.0)(pictures)
-    return result
-
-
-def _rand_augmented(pictures: Tensor, other: Tensor) -> Tensor:
-    result: Tensor = transforms().RandAugment()(pictures)
-    return result
-
-
 AUGMENTATIONS: dict[str, tuple[str, Augmentation]] = {
     "RandomResizedCrop": ("8–100 % of the area, aspect ratio 3:4 to 4:3", _random_resized_crop),
     "CutMix": ("a box of another image, its area drawn from Beta(1, 1); the label is mixed by area", _cutmix),
     "Cutout": ("one square of half the side, cut off at the border", _cutout),
-    "Random Erasing": ("one box of 2–33 % of the area, in every image", _erased),
-    "Random crop": ("448 of 600 pixels, the usual crop of fine-grained recognition", _random_crop),
-    "RandAugment": ("two operations of magnitude 9", _rand_augmented),
+    "Random Erasing": (
+        "one box of 2–33 % of the area, in every image",
+        lambda pictures, other: transforms().RandomErasing(p=1.0)(pictures),
+    ),
+    "Random crop": (
+        "448 of 600 pixels, the usual crop of fine-grained recognition",
+        lambda pictures, other: transforms().RandomCrop(round(pictures.shape[-1] * 448 / 600))(pictures),
+    ),
+    "RandAugment": ("two operations of magnitude 9", lambda pictures, other: transforms().RandAugment()(pictures)),
 }
 """Settings in words, and function, of each; settings are torchvision's defaults."""
 
