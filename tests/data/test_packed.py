@@ -324,16 +324,3 @@ def test_odd_descriptions_are_data_or_one_sentence(small: dict[str, Path], data:
         outcome(read_data, str(part.parent))
     finally:
         file.write_bytes(original)
-
-
-def test_compressed_arrow_files_are_one_sentence(photos: DataSet, tmp_path: Path) -> None:
-    folder = saved(photos, tmp_path / "saved")
-    whole = table(photos, "train")
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_stream(
-        str(folder / "train" / "data-00000-of-00001.arrow"), whole.schema, options=options
-    ) as writer:
-        writer.write_table(whole)
-    with pytest.raises(DataError, match="is compressed"):
-        read_data(str(folder))
-    assert np.asarray(read_data(str(saved(photos, tmp_path / "again"))).splits["train"].load(0)).shape == (32, 32, 3)
