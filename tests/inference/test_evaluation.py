@@ -5,6 +5,7 @@ import json
 import math
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
+from scipy.special import log_softmax
 from sklearn.metrics import precision_recall_fscore_support
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,6 +26,7 @@ from semaug.data.samples import ImageFiles
 from semaug.inference import evaluation as module
 from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import evaluate, match_classes, score
+from semaug.inference.prediction import predict
 from semaug.util.errors import SemaugError
 
 # ------------------------------------------------------------------------------------------------- naive references
@@ -156,6 +159,10 @@ def test_the_cross_entropy_of_probability_0_is_large_and_finite():
     assert 80 < score(torch.eye(2), torch.tensor([1, 0])).cross_entropy < 100
 
 
+def test_the_cross_entropy_of_right_answers_is_0_without_a_sign():
+    assert math.copysign(1, score(torch.eye(2), torch.arange(2)).cross_entropy) == 1
+
+
 def test_scoring_allocates_no_tensor_of_classes_by_classes():
     class LargestTensor(TorchDispatchMode):
         numbers = 0
@@ -269,6 +276,24 @@ def test_an_evaluation_is_correct_for_every_batch_size(classifier, batch_size):
     assert result.scores.numbers() == pytest.approx(numbers, abs=1e-5)
     assert result.scores.confusion.tolist() == entries(arrays["confusion"])
     assert steps == [(min(50, done), 50) for done in range(batch_size, 50 + batch_size, batch_size)]
+
+
+@pytest.mark.parametrize("tta", [None, "flip"])
+def test_scores_and_predictions_do_not_underflow(classifier, tta, tmp_path):
+    """Large logits, as of a temperature of 0.01: fp32 probabilities of all other classes are 0, and say nothing."""
+    colours, files = ((0, 130, 255), (140, 0, 255)), (tmp_path / "one.png", tmp_path / "two.png")
+    for colour, file in zip(colours, files, strict=True):
+        Image.new("RGB", (20, 10), colour).save(file)
+    samples = ImageFiles(tmp_path, files, (1, 1))
+    classifier = replace(classifier, temperature=0.01, tta=tta)
+    pixels = torch.from_numpy(np.stack([classifier.preprocessing.pixels(samples.load(i)) for i in range(2)]))
+    assert (classifier.probabilities(pixels)[:, :2] == 0).all()
+    expected = log_softmax(100 * 4 * 2 * np.array(colours) / 255, axis=1)
+    result = evaluate(classifier, samples).scores
+    assert result.cross_entropy == pytest.approx(-expected[:, 1].mean(), rel=1e-5)
+    assert result.top_k == (0.0, 0.5, 1.0)
+    answers = predict(classifier, files)
+    assert [answer.labels for answer in answers] == [(CLASSES[2], "green", "red"), (CLASSES[2], "red", "green")]
 
 
 def test_mistakes_and_confused_pairs_are_sorted_worst_first(classifier):

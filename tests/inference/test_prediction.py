@@ -252,7 +252,7 @@ def test_bad_numbers_are_errors_before_any_work(classifier):
 
 
 def test_outputs_that_are_not_finite_are_an_error(classifier, photos, monkeypatch):
-    monkeypatch.setattr(classifier, "probabilities", lambda pixels: torch.full((len(pixels), 6), torch.nan))
+    monkeypatch.setattr(classifier, "logits", lambda pixels: torch.full((len(pixels), 6), torch.nan))
     with pytest.raises(SemaugError, match="not finite"):
         list(predict(classifier, [photos / "00.png"]))
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from semaug.data.samples import Samples
 from semaug.inference.classifier import Classifier
-from semaug.inference.evaluation import match_classes, score
+from semaug.inference.evaluation import match_classes, score_logarithms
 from semaug.inference.loop import decode_samples
 from semaug.inference.manifest import add, read_manifest
 from semaug.inference.runs import Calibration, Reliability
@@ -99,12 +99,13 @@ def calibrate(
     if not logits.isfinite().all():
         raise ModelError("the network's outputs are not finite numbers: its training has diverged")
     temperature = fit_temperature(logits, labels)
-    confidence, predicted = (logits / temperature).softmax(1).max(1)
+    before, after = ((logits.double() / divisor).log_softmax(1) for divisor in (1.0, temperature))
+    confidence, predicted = after.exp().float().max(1)
     content: Calibration = {
         "temperature": temperature,
         "images": len(samples),
-        "before": _reliability(logits, labels),
-        "after": _reliability(logits / temperature, labels),
+        "before": _reliability(before, labels),
+        "after": _reliability(after, labels),
         "right": _rounded(confidence[predicted == labels]),
         "wrong": _rounded(confidence[predicted != labels]),
     }
@@ -120,15 +121,14 @@ def _rounded(confidences: Tensor) -> list[float]:
     return [math.floor(value * 1e6) / 1e6 for value in confidences.clamp(0, 1).sort(descending=True).values.tolist()]
 
 
-def _reliability(logits: Tensor, labels: Tensor) -> Reliability:
-    probabilities = logits.softmax(1)
-    confidence, predicted = (column.numpy() for column in probabilities.max(1))
+def _reliability(log_probabilities: Tensor, labels: Tensor) -> Reliability:
+    confidence, predicted = (column.numpy() for column in log_probabilities.exp().float().max(1))
     places = np.minimum((confidence * BINS).astype(int), BINS - 1)
     bins: list[tuple[int, float, float]] = []
     for inside in (places == place for place in range(BINS)):
         count, right = int(inside.sum()), (predicted == labels.numpy())[inside]
         bins.append((count, float(confidence[inside].mean()), float(right.mean())) if count else (0, 0.0, 0.0))
-    scores = score(probabilities, labels)
+    scores = score_logarithms(log_probabilities, labels)
     return {"cross_entropy": scores.cross_entropy, "calibration_error": scores.calibration_error, "bins": bins}
 
 

@@ -3,6 +3,8 @@
 These may come from unknown sources: nothing is unpickled, and sizes are checked before memory is allocated.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -58,8 +60,12 @@ class Classifier:
         Raises:
             ModelError: If the network does not run on images of this size, or memory is too small.
         """
+        return self.log_probabilities(pixels).exp().float()
+
+    def log_probabilities(self, pixels: Tensor) -> Tensor:
+        """Logarithms of the probabilities, in fp64, which also orders classes of probability 0 in fp32."""
         if self.tta is None:
-            return (self.logits(pixels) / self.temperature).softmax(1)
+            return (self.logits(pixels).double() / self.temperature).log_softmax(1)
         size, crop = self.preprocessing.resize, self.preprocessing.crop
         crops = [self.preprocessing.evaluation_crops(pixels)]
         if self.tta == "multi-crop":
@@ -72,7 +78,22 @@ class Classifier:
             crops += five_crop(pixels.permute(0, 3, 1, 2), [crop, crop])[:4]
         views = [view for each in crops for view in (each, each.flip(-1))]
         own = replace(self, tta=None, preprocessing=replace(self.preprocessing, resize=crop))
-        return torch.stack([own.probabilities(view.permute(0, 2, 3, 1)) for view in views]).mean(0)
+        return log_mean([own.log_probabilities(view.permute(0, 2, 3, 1)) for view in views])
+
+    def ranked(self, pixels: Tensor, top_k: int) -> list[tuple[list[int], list[float]]]:
+        """For each image the `top_k` most probable classes, and their probabilities.
+
+        Of equally probable classes the first comes first, as in an evaluation.
+
+        Raises:
+            ModelError: If an output is not finite, or as for :meth:`probabilities`.
+        """
+        logarithms = self.log_probabilities(pixels)
+        if not logarithms.isfinite().all():
+            raise ModelError("the network's outputs are not finite numbers: its training has diverged")
+        ordered = logarithms.sort(dim=1, descending=True, stable=True)
+        values = ordered.values[:, :top_k].exp().float()
+        return list(zip(ordered.indices[:, :top_k].tolist(), values.tolist(), strict=True))
 
     def logits(self, pixels: Tensor) -> Tensor:
         """Logits (N, C) of the centre crops, without the temperature; otherwise like :meth:`probabilities`."""
@@ -82,6 +103,11 @@ class Classifier:
             size, reason = self.preprocessing.crop, " ".join(str(error).split())[:200]
             raise ModelError(f"{self.name} does not run on {len(pixels)} images of {size} px: {reason}") from error
         return logits
+
+
+def log_mean(log_probabilities: Sequence[Tensor]) -> Tensor:
+    """The logarithm of the mean of probabilities, from their logarithms."""
+    return torch.stack(list(log_probabilities)).logsumexp(0) - math.log(len(log_probabilities))
 
 
 def as_composite(composite: str | None, model: nn.Module, num_classes: int) -> nn.Module:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-import torch
 from torch import Tensor
 
-from semaug.inference.classifier import Classifier
+from semaug.inference.classifier import Classifier, log_mean
 from semaug.util.errors import ModelError
 
 
@@ -14,9 +13,9 @@ from semaug.util.errors import ModelError
 class _Ensemble(Classifier):
     members: tuple[Classifier, ...] = ()
 
-    def probabilities(self, pixels: Tensor) -> Tensor:
-        """The mean of the members' probabilities (N, C); each crops and normalises the pixels in its own way."""
-        return torch.stack([replace(own, tta=self.tta).probabilities(pixels) for own in self.members]).mean(0)
+    def log_probabilities(self, pixels: Tensor) -> Tensor:
+        """Of the mean of the members' probabilities; each crops and normalises the pixels in its own way."""
+        return log_mean([replace(own, tta=self.tta).log_probabilities(pixels) for own in self.members])
 
 
 def ensemble(classifiers: Sequence[Classifier]) -> Classifier:

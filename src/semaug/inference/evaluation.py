@@ -64,7 +64,8 @@ def score(probabilities: Tensor, labels: Tensor) -> Scores:
     """Score class probabilities against labels.
 
     Args:
-        probabilities: Predictions (N, C), C ≥ 2.
+        probabilities: Predictions (N, C), C ≥ 2. Those below 1.2e-38 count as that, so that the cross-entropy is
+            finite; :func:`evaluate` has the logits and needs no such limit.
         labels: True classes (N,), from 0 to C - 1.
 
     Returns:
@@ -80,9 +81,16 @@ def score(probabilities: Tensor, labels: Tensor) -> Scores:
     """
     if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1]:
         raise ValueError(f"{tuple(probabilities.shape)} probabilities do not match {tuple(labels.shape)} labels")
-    labels = labels.detach().cpu().long()
-    _check_labels(labels, probabilities.shape[1])
-    return _total_scores(_image_scores(probabilities.detach().cpu(), labels), labels, probabilities.shape[1])
+    rows = probabilities.detach().cpu().double()
+    logarithms = rows.clamp(torch.finfo(torch.float32).tiny, 1).log().where(rows.isfinite(), math.nan)
+    return score_logarithms(logarithms, labels.detach().cpu().long())
+
+
+def score_logarithms(log_probabilities: Tensor, labels: Tensor) -> Scores:
+    """Like :func:`score`, from the logarithms of probabilities, (N, C) in fp64 on the CPU."""
+    classes = log_probabilities.shape[1]
+    _check_labels(labels, classes)
+    return _total_scores(_image_scores(log_probabilities, labels), labels, classes)
 
 
 def _check_labels(labels: Tensor, classes: int) -> None:
@@ -94,15 +102,16 @@ def _check_labels(labels: Tensor, classes: int) -> None:
         raise ValueError(f"labels must be from 0 to {classes - 1}")
 
 
-def _image_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
+def _image_scores(log_probabilities: Tensor, labels: Tensor) -> Tensor:
     """What the scores need of each image, (N, 4) in fp64, however many classes there are.
 
     The most probable class, its probability (NaN if an output is not finite), the rank of the true class (0 for the
-    most probable), and the probability of the true class.
+    most probable), and the logarithm of the probability of the true class, in which nothing underflows.
     """
-    rows = probabilities.float().clamp(0, 1)
+    rows = log_probabilities
     predicted, own = rows.argmax(1), rows.gather(1, labels[:, None])
-    confidence = rows.gather(1, predicted[:, None])[:, 0].where(probabilities.isfinite().all(1), math.nan)
+    confidence = rows.gather(1, predicted[:, None])[:, 0].exp().float()
+    confidence = confidence.where(rows.isfinite().all(1), math.nan)
     # of equally probable classes the first comes first, which torch.topk does not guarantee
     earlier = torch.arange(rows.shape[1]) < labels[:, None]
     rank = ((rows > own) | ((rows == own) & earlier)).sum(1)
@@ -121,7 +130,7 @@ def _total_scores(image_scores: Tensor, labels: Tensor, classes: int) -> Scores:
     if image_scores.isnan().any():
         raise ModelError("the network's outputs are not finite numbers: its training has diverged")
     count = len(image_scores)
-    predicted, confidence, rank, true_probability = image_scores[:, 0].long(), *image_scores[:, 1:].T
+    predicted, confidence, rank, own = image_scores[:, 0].long(), *image_scores[:, 1:].T
     right = predicted == labels
     places, counts = torch.unique(labels * classes + predicted, return_counts=True)
     images = torch.bincount(labels, minlength=classes).tolist()
@@ -141,7 +150,7 @@ def _total_scores(image_scores: Tensor, labels: Tensor, classes: int) -> Scores:
         mean_class_accuracy=mean(class_accuracy),
         macro_precision=mean(precision),
         macro_f1=mean(f1),
-        cross_entropy=-float(true_probability.clamp(min=torch.finfo(torch.float32).tiny).log().sum()) / count,
+        cross_entropy=(0.0 - float(own.sum())) / count,
         calibration_error=_calibration_error(confidence, right),
         class_images=tuple(images),
         class_accuracy=class_accuracy,
@@ -312,7 +321,7 @@ def evaluate(
     done, image_scores = own.start, torch.zeros(len(samples), 4, dtype=torch.float64)
     for pixels in decode_samples(samples, range(own.start, own.stop), classifier.preprocessing, batch_size, workers):
         rows = slice(done, done + len(pixels))
-        image_scores[rows] = _image_scores(classifier.probabilities(pixels), labels[rows])
+        image_scores[rows] = _image_scores(classifier.log_probabilities(pixels), labels[rows])
         done += len(pixels)
         if progress is not None:
             progress(done - own.start, own.stop - own.start)

@@ -23,7 +23,7 @@ import torch
 from semaug.data.samples import IMAGE_SUFFIXES, load_image
 from semaug.inference.classifier import Classifier
 from semaug.inference.loop import Pixels, decode_batches
-from semaug.util.errors import DataError, ModelError, SemaugError, SettingError
+from semaug.util.errors import DataError, SemaugError, SettingError
 from semaug.util.files import open_atomically, refuse_foreign
 from semaug.util.names import escape_formula, printable, shown
 
@@ -204,12 +204,7 @@ def _predictions(
 
     for batch in decode_batches(load, inputs, batch_size, workers):
         images = [pixels for _, pixels in batch if not isinstance(pixels, str)]
-        probabilities = classifier.probabilities(torch.from_numpy(np.stack(images))) if images else torch.empty(0, 1)
-        if not probabilities.isfinite().all():
-            raise ModelError("the network's outputs are not finite numbers: its training has diverged")
-        # stable: of equally probable classes the first comes first, as in an evaluation
-        ordered = probabilities.sort(dim=1, descending=True, stable=True)
-        ranked = zip(ordered.indices[:, :top_k].tolist(), ordered.values[:, :top_k].tolist(), strict=True)
+        ranked = iter(classifier.ranked(torch.from_numpy(np.stack(images)), top_k) if images else ())
         for path, pixels in batch:
             if isinstance(pixels, str):
                 yield Prediction(path, top_k, error=pixels, accepted=None if threshold is None else False)

@@ -14,7 +14,7 @@ import torch
 
 from semaug import __version__
 from semaug.inference.classifier import Classifier
-from semaug.util.errors import DataError, ModelError
+from semaug.util.errors import DataError
 
 MAX_IMAGES = 32
 TOP = 5
@@ -54,11 +54,8 @@ def images_in(content: bytes, content_type: str) -> list[tuple[str | None, bytes
 
 def ranked(classifier: Classifier, top: int, pixels: npt.NDArray[np.uint8]) -> list[dict[str, Any]]:
     """Classify an image that was resized by the preprocessing: the most probable classes with their probabilities."""
-    [probabilities] = classifier.probabilities(torch.tensor(pixels)[None])
-    if not probabilities.isfinite().all():
-        raise ModelError("the network's outputs are not finite numbers: its training has diverged")
-    ordered = probabilities.sort(descending=True, stable=True)
-    best = zip(ordered.indices[:top].tolist(), ordered.values[:top].tolist(), strict=True)
+    [(indices, values)] = classifier.ranked(torch.tensor(pixels)[None], top)
+    best = zip(indices, values, strict=True)
     return [{"label": classifier.classes[i], "probability": value} for i, value in best]
 
 
