@@ -24,13 +24,14 @@ from semaug.studies.compare import (
     Comparison,
     FinishedRun,
     ValidationSplit,
-    _refuse_other_inputs,
     read_results,
 )
 from semaug.studies.grid import Arm, Candidate, CompareConfig
+from semaug.studies.inputs import refuse_other_inputs
 from semaug.studies.paired import Difference, paired
 from semaug.training.trainer import train
 from semaug.util.errors import DataError, SettingError
+from semaug.util.files import write_json
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -143,13 +144,17 @@ def test_runs_on_other_images_or_from_other_weights_are_not_compared(photos: Pat
     save_file(build_model("small", 2, 32).state_dict(), weights)
     config = quick_config(data, tmp_path / "run", method="basic", epochs=1, weights=weights)
     train(config)
-    _refuse_other_inputs([config], read_data(str(data)))
+    refuse_other_inputs([config], read_data(str(data)))
+    other = replace(config, output=Path(shutil.copytree(tmp_path / "run", tmp_path / "other")))
+    write_json(tmp_path / "other" / "manifest.json", {"files": {}, "data": "of other images"})
+    with pytest.raises(DataError, match=r"other and .*run were trained on different classes or images"):
+        refuse_other_inputs([config, other], None)
     save_file(build_model("small", 2, 32).state_dict(), weights)  # other random numbers
     with pytest.raises(DataError, match=r"start.safetensors changed since .*run was trained"):
-        _refuse_other_inputs([config], read_data(str(data)))
+        refuse_other_inputs([config], read_data(str(data)))
     min((data / "train").rglob("*.png")).unlink()
     with pytest.raises(DataError, match="the classes or images of photos changed since"):
-        _refuse_other_inputs([config], read_data(str(data)))
+        refuse_other_inputs([config], read_data(str(data)))
 
 
 def test_a_run_that_fails_is_named_and_the_others_finish(

@@ -11,6 +11,7 @@ import pytest
 
 from photos import photo_folder
 from semaug.cli.main import main
+from semaug.data.readers import read_data
 from semaug.inference.manifest import sign
 from semaug.inference.runs import read_metrics
 from semaug.report.figures import FIGURES, FigureKind
@@ -97,6 +98,23 @@ def test_a_second_call_repeats_only_the_run_that_failed(
     assert "* stand-ins: CUB-200-2011: the folder photos" in shown.out
 
 
+def test_runs_on_other_images_are_not_reported_together(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, output = Path(shutil.copytree(photos, tmp_path / "photos")), tmp_path / "output"
+    options = ["table-image-level", *TINY, "--data", data, "--output", output, "--method", "basic"]
+    assert semaug(*options) == 0
+    (finished,) = (output / "runs").iterdir()
+    before = (output / "results.json").read_bytes()
+    min((data / "train").rglob("*.png")).unlink()
+    capsys.readouterr()
+    assert semaug(*options, "isda") == 2
+    sentence = f"the classes or images of photos changed since {finished} was trained; restore them, or choose another"
+    assert sentence in capsys.readouterr().err
+    assert [*(output / "runs").iterdir()] == [finished]
+    assert (output / "results.json").read_bytes() == before
+
+
 def test_best_of_test_stands_beside_the_last_epoch_if_it_is_asked_for(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,7 +194,7 @@ def finish(cell: Cell, setup: Setup, seed: int, top1: float) -> None:
     (run / "model.safetensors").write_bytes(b"")
     (run / "evaluation.json").write_text(json.dumps({"top1": top1, "split": "test"}))
     (run / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "variance_mean": 0.5, "augmentation_share": 0.1}) + "\n")
-    sign(run)
+    sign(run, data=None if setup.data is None else read_data(str(setup.data)).fingerprint())
 
 
 def test_means_spreads_and_differences(tmp_path: Path) -> None:

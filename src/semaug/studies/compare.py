@@ -12,20 +12,20 @@ from rich.table import Table
 
 from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import DataSet
-from semaug.inference.manifest import checksum, is_complete, read_manifest
+from semaug.inference.manifest import is_complete
 from semaug.inference.runs import read_evaluation, read_metrics
-from semaug.network.models import weights_file
 from semaug.report import write_report
 from semaug.report.html import PAGE_START
 from semaug.report.reading import as_text
 from semaug.studies.bench.result import versions
 from semaug.studies.grid import Arm, CompareConfig
+from semaug.studies.inputs import refuse_other_inputs
 from semaug.studies.paired import CHANCE, Difference, mean_and_deviation, paired
 from semaug.studies.tables import TextTable, signed, with_error
 from semaug.studies.workers import default_jobs, train_all
 from semaug.training.recipes import COMMON
 from semaug.training.settings import TrainConfig, required
-from semaug.util.errors import DataError, RunError
+from semaug.util.errors import RunError
 from semaug.util.files import refuse_foreign, write_atomically, write_json
 from semaug.util.locks import locked
 from semaug.util.progress import Progress
@@ -241,7 +241,7 @@ def compare(config: CompareConfig) -> Comparison:
         refuse_foreign(jobs_file, _OUR_JOBS, beside=(file, markdown, page))
         refuse_foreign(page, PAGE_START)
         missing = [run for run in plan if not is_complete(required(run.output), weights=False)]
-        _refuse_other_inputs([run for run in plan if run not in missing], data)
+        refuse_other_inputs([run for run in plan if run not in missing], data)
         alone = _note_jobs(jobs_file, plan, missing, jobs)
         failures = train_all(missing, jobs, config.output / "logs", Progress(), finished=len(plan) - len(missing))
         failed = {run.name: reason for run, reason in failures.items()}
@@ -260,21 +260,6 @@ def _read_data(config: CompareConfig) -> tuple[DataSet, ValidationSplit]:
     splits = training_splits(data, shared.select, shared.val_per_class, shared.val_fraction, config.seeds[0])
     drawn = shared.select == "val" and "val" not in data.splits
     return data, ValidationSplit(len(splits["val"]), drawn, "test" in splits)
-
-
-def _refuse_other_inputs(finished: Sequence[TrainConfig], data: DataSet) -> None:
-    """Raise a DataError if finished runs were trained on other images or from other weights than there are now."""
-    if not finished:
-        return
-    images = data.fingerprint()
-    weights = {run.weights: None if run.weights is None else checksum(weights_file(run.weights)) for run in finished}
-    for run in finished:
-        folder = required(run.output)
-        manifest = read_manifest(folder)
-        same = manifest.get("data") == images, manifest.get("weights") == weights[run.weights]
-        if not all(same):
-            what = str(run.weights) if same[0] else f"the classes or images of {data.name}"
-            raise DataError(f"{what} changed since {folder} was trained; restore them, or choose another `output`")
 
 
 def _note_jobs(file: Path, plan: Sequence[TrainConfig], missing: Sequence[TrainConfig], jobs: int) -> bool:

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from semaug.data.readers import read_data
 from semaug.studies.cells import DATASETS, Cell, Experiment
+from semaug.studies.inputs import refuse_other_inputs
 from semaug.studies.page import render
 from semaug.studies.presets import all_experiments, experiments
 from semaug.studies.results import Section, collect, finished_runs, known_extra, measure_extra
@@ -166,7 +168,7 @@ def reproduce(
 
     Raises:
         SettingError: A name is unknown or a setting is wrong. Nothing was trained then.
-        DataError: The data folder is missing.
+        DataError: The data folder is missing, or finished runs were trained on other images than there are now.
         FileError: The output folder cannot be written, has files of these names of another kind, or another process
             writes to it.
     """
@@ -186,6 +188,7 @@ def reproduce(
         if small and setup.data is None:
             for dataset in sorted({cell.dataset for run in plan.configs for cell in plan.cells[run]}):
                 draw_world(setup.output, dataset)
+        _check_inputs(setup)
         plan.failures = train_all(
             [*plan.configs.values()],
             jobs or default_jobs(small),
@@ -206,6 +209,18 @@ def reproduce(
         for file, content in zip(pages, (result.markdown(), render(sections, result.heading)), strict=True):
             write_atomically(file, content.encode())
     return result
+
+
+def _check_inputs(setup: Setup) -> None:
+    """Raise a DataError if finished runs on a data set, which the report shows together, had different images."""
+    finished: dict[str, dict[Path, TrainConfig]] = {}
+    for cell in {cell for preset in all_experiments().values() for cell in preset.at(setup.scale)}:
+        for run in finished_runs(cell, setup):
+            finished.setdefault(cell.dataset, {})[run.run] = train_config(cell, setup, run.seed)
+    for dataset, runs in sorted(finished.items()):
+        config = next(iter(runs.values()))
+        is_there = not missing_data(dataset, setup) and (setup.scale == "full" or Path(config.data).is_dir())
+        refuse_other_inputs([*runs.values()], read_data(config.data, config.data_root) if is_there else None)
 
 
 def _measure_extras(chosen: Sequence[Experiment], setup: Setup, choice: Choice, progress: Progress) -> dict[str, str]:
