@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_a_file_that_is_not_a_model_is_one_sentence(folder: Path) -> None:
 def test_onnx_must_match_the_files_beside_it(folder: Path) -> None:
     (folder / "classes.json").write_text('["a", "b"]')
     sign(folder)
-    with pytest.raises(ModelError, match=r"returns \(1, 3\) outputs, not \(1, 2\)"):
+    with pytest.raises(ModelError, match=r"returns \(2, 3\) outputs, not \(2, 2\)"):
         open_classifier(folder / "model.onnx")
     config = json.loads((folder / "config.json").read_text())
     config["preprocessing"]["crop"] = 24
@@ -137,6 +138,89 @@ def test_onnx_must_not_refer_to_other_files(folder: Path, tmp_path: Path, place:
     sign(folder)
     with pytest.raises(SemaugError, match=r"refers to another file than model\.onnx\.data"):
         open_classifier(folder / "model.onnx")
+
+
+def hostile_onnx(kind: str) -> Any:
+    """A network of ONNX operators that exported networks do not have, or that exceeds limits."""
+    onnx = pytest.importorskip("onnx")
+    make, number = onnx.helper, onnx.TensorProto.FLOAT
+    # the logits are "mean", which a network changes into "logits"; "nothing" is 0
+    nodes = [make.make_node("ReduceMean", ["images"], ["mean"], axes=[2, 3], keepdims=0)]
+    constants, functions, result = {"nothing": np.zeros((1, 1), np.float32)}, [], number
+    opsets = [make.make_opsetid("", 17), make.make_opsetid("own", 1)]
+
+    def value(name: str, kind: int = number, shape: Any = None) -> Any:
+        return make.make_tensor_value_info(name, kind, shape)
+
+    def add(operator: str, *inputs: str, to: str = "logits", **options: Any) -> None:
+        nodes.append(make.make_node(operator, inputs, [to], **options))
+
+    if kind == "loop":
+        step = [make.make_node("Identity", ["on"], ["again"]), make.make_node("Sin", ["x"], ["y"])]
+        begin = [value("i", onnx.TensorProto.INT64, []), value("on", onnx.TensorProto.BOOL, []), value("x")]
+        body = make.make_graph(step, "body", begin, [value("again", onnx.TensorProto.BOOL, []), value("y")])
+        constants |= {"steps": np.array(2**63 - 1), "on": np.array(True)}
+        add("Loop", "steps", "on", "mean", body=body)
+    elif kind == "functions":  # 2^30 operators when expanded
+        for i in range(30):
+            inner = ("Sin", "") if i == 0 else (f"F{i - 1}", "own")
+            calls = [make.make_node(inner[0], [a], [b], domain=inner[1]) for a, b in (("x", "z"), ("z", "y"))]
+            functions.append(make.make_function("own", f"F{i}", ["x"], ["y"], calls, opsets))
+        add("F29", "mean", domain="own")
+    elif kind == "memory":
+        constants["size"] = np.array([2**50])
+        add("Expand", "nothing", "size", to="big")
+        add("ReduceSum", "big", to="sum")
+        add("Add", "mean", "sum")
+    elif kind == "time":
+        constants["size"] = np.array([1000, 1000])
+        add("Expand", "nothing", "size", to="product0")
+        for i in range(500):
+            add("MatMul", f"product{i}", "product0", to=f"product{i + 1}")
+        add("ReduceSum", "product500", to="sum")
+        add("Add", "mean", "sum")
+    elif kind == "nodes":
+        for i in range(20):
+            add("Sin", "mean", to=f"sin{i}")
+        add("Identity", "mean")
+    elif kind == "batch":
+        add("Softmax", "mean", axis=0)
+    elif kind == "chance":
+        add("RandomNormalLike", "mean")
+    elif kind == "text":
+        nodes.append(make.make_node("Cast", ["mean"], ["logits"], to=onnx.TensorProto.STRING))
+        result = onnx.TensorProto.STRING
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
+    images = value("images", number, ["n", 3, "height", "width"])
+    graph = make.make_graph(nodes, "network", [images], [value("logits", result)], tensors)
+    return make.make_model(graph, opset_imports=opsets, functions=functions, ir_version=9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("loop", "has loops, branches or functions"),
+        ("functions", "has loops, branches or functions"),
+        ("memory", "does not run on images of size"),
+        ("time", "takes more than 0.2 s for two images"),
+        ("nodes", "has more than 20 operators"),
+        ("batch", "depend on the other images of its batch, or on chance"),
+        ("chance", "depend on the other images of its batch, or on chance"),
+        ("text", "returns object, and not numbers"),
+    ],
+)
+def test_onnx_with_hostile_operators_is_one_sentence(
+    folder: Path, kind: str, sentence: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "model.onnx").write_bytes(hostile_onnx(kind).SerializeToString())
+    sign(folder)
+    if kind == "time":
+        monkeypatch.setattr("semaug.inference.onnx_model.TRIAL_SECONDS", 0.2)
+    if kind == "nodes":
+        monkeypatch.setattr("semaug.inference.onnx_model.MAX_NODES", 20)
+    with pytest.raises(ModelError, match=sentence):
+        open_classifier(folder / "model.onnx")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_large_onnx_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,30 @@
 """A network in an ONNX file, run by ONNX Runtime on the CPU.
 
-The file may come from an unknown source. It is checked before use, and must not refer to other files than its own.
+The file may come from an unknown source. It is checked before use, and must not refer to other files than its own. It
+may have no loops, branches or functions, which exported networks do not have, so that the time does not depend on the
+image. Memory is limited, and the time of a first run.
 """
 
 import importlib
+import os
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from semaug.util.errors import MissingPackageError, ModelError
 from semaug.util.untrusted import read_bytes
 
+MAX_NODES = 50_000  # exported networks have hundreds
+TRIAL_SECONDS = 60.0  # time limit of the first run, on two images
+MEMORY_SHARE = 0.75  # of the machine's memory, for all ONNX models of the process
+TOLERANCE = 1e-3  # of logits of an image alone and beside another, relative to the largest one if that is above 1
 MAX_ONNX_BYTES = 2_000_000_000  # a protobuf file holds at most 2 GB; larger models have their weights in a second file
 
 
@@ -47,25 +58,74 @@ class OnnxModel(nn.Module):
         self.file, self.num_classes = file, num_classes
         content = read_bytes(file, MAX_ONNX_BYTES)
         try:
-            _check_files(onnx.load_model_from_string(content), file)
-            self.session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-            [self.input] = [tensor.name for tensor in self.session.get_inputs()]
+            model = onnx.load_model_from_string(content)
+            _check_files(model, file)
+            _check_operators(model, file)
+            del model, content
+            _limit_memory(runtime)
+            options, self.run_options = runtime.SessionOptions(), runtime.RunOptions()
+            options.log_severity_level = self.run_options.log_severity_level = 4  # errors are raised, and not printed
+            options.add_session_config_entry("session.use_env_allocators", "1")
+            # Exported networks have no constants left to fold. In other files folding may take forever, and cannot be
+            # ended.
+            self.session = runtime.InferenceSession(
+                str(file), options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
+            )
+            inputs = [tensor.name for tensor in self.session.get_inputs()]
         except ModelError:
             raise
         except Exception as error:  # protobuf and ONNX Runtime have exceptions of their own
             raise ModelError(f"{file} cannot be read as ONNX: {_reason(error)}") from error
-        self(torch.zeros(1, 3, crop, crop))  # raises an error if the model does not fit the files beside it
+        if len(inputs) != 1:
+            raise ModelError(f"{file} has {len(inputs)} inputs, and not the images alone")
+        self.input = inputs[0]
+        self._try(torch.randn(2, 3, crop, crop, generator=torch.Generator().manual_seed(0)))
+
+    def _try(self, images: Tensor) -> None:
+        """Raise a ModelError if the model does not fit the files beside it, or the images of a batch affect others."""
+        timer = Timer(TRIAL_SECONDS, setattr, (self.run_options, "terminate", True))
+        timer.daemon = True
+        timer.start()
+        try:
+            together, alone = self(images), self(images[:1])
+        except ModelError as error:
+            if self.run_options.terminate:
+                message = f"{self.file} takes more than {TRIAL_SECONDS:g} s for two images and is not used"
+                raise ModelError(message) from error
+            raise
+        finally:
+            timer.cancel()
+        difference = float((together[:1] - alone).abs().max())  # NaN is reported with the images that it is found on
+        if difference > TOLERANCE * max(1.0, float(alone.abs().max())):
+            raise ModelError(
+                f"the outputs of {self.file} for an image depend on the other images of its batch, or on chance; "
+                "export the network in evaluation mode"
+            )
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the logits (N, C) of inputs (N, 3, crop, crop), on the CPU."""
         try:
-            logits = self.session.run(None, {self.input: images.cpu().contiguous().numpy()})[0]
+            logits = self.session.run(None, {self.input: images.cpu().contiguous().numpy()}, self.run_options)[0]
         except Exception as error:
             size = tuple(images.shape[1:])
             raise ModelError(f"{self.file} does not run on images of size {size}: {_reason(error)}") from error
+        if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f":
+            raise ModelError(
+                f"{self.file} returns {getattr(logits, 'dtype', 'a list')}, and not numbers for the classes"
+            )
         if logits.shape != (len(images), self.num_classes):
             raise ModelError(f"{self.file} returns {logits.shape} outputs, not {(len(images), self.num_classes)}")
-        return torch.from_numpy(logits)
+        return torch.from_numpy(logits).float()
+
+
+@cache
+def _limit_memory(runtime: Any) -> None:
+    """Limit the memory that ONNX Runtime takes for tensors, for all models of the process that ask for it."""
+    with suppress(Exception):  # the program that uses semaug may have set its own limit
+        limit = int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        kinds, how = runtime.OrtAllocatorType, {"max_mem": limit, "arena_extend_strategy": 1}  # 1: no more than needed
+        place = runtime.OrtMemoryInfo("Cpu", kinds.ORT_ARENA_ALLOCATOR, 0, runtime.OrtMemType.DEFAULT)
+        runtime.create_and_register_allocator(place, runtime.OrtArenaCfg(how))
 
 
 def _reason(error: Exception) -> str:
@@ -82,6 +142,15 @@ def _check_files(model: Any, file: Path) -> None:
     weights = file.parent / allowed
     if weights.is_symlink() or (weights.exists() and not weights.is_file()):
         raise ModelError(f"{weights} is a link or not a file and is not read")
+
+
+def _check_operators(model: Any, file: Path) -> None:
+    """Raise a ModelError if a network has operators that exported ones do not have."""
+    graphs = sum(type(message).__name__ == "GraphProto" for message in _messages(model))
+    if graphs > 1 or model.functions:
+        raise ModelError(f"{file} has loops, branches or functions, which exported networks do not, and is not read")
+    if len(model.graph.node) > MAX_NODES:
+        raise ModelError(f"{file} has more than {MAX_NODES} operators and is not read")
 
 
 def _messages(message: Any) -> Iterator[Any]:
