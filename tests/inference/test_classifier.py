@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import re
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from semaug.data.samples import load_image
 from semaug.inference import Classifier, export, load_classifier, open_classifier
 from semaug.inference.manifest import sign
 from semaug.inference.runs import read_metrics
-from semaug.network.models import SmallNet
+from semaug.network.models import SmallNet, build_model
 from semaug.util.errors import ModelError, SemaugError
 from semaug.util.names import class_title
 
@@ -295,6 +296,43 @@ def test_images_that_are_too_small_for_the_network_are_one_sentence(
     assert main([command, str(folder), *map(str, options[command])]) == 2
     *_, line = capsys.readouterr().err.strip().splitlines()
     assert re.match(r"semaug: small does not run on (\d+ )?images of 1 px: ", line)
+
+
+def test_no_memory_is_taken_for_a_network_that_the_weights_do_not_fit(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["model"], config["preprocessing"]["crop"] = "vit_7b_patch16_dinov3", 32  # 27 GB
+    (folder / "config.json").write_text(json.dumps(config))
+    sign(folder)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelError, match="do not fit a vit_7b_patch16_dinov3"):
+        load_classifier(folder)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
+
+
+def test_a_network_that_cannot_be_built_without_memory_is_loaded(tmp_path: Path) -> None:
+    model = build_model("torchvision/regnet_y_400mf", 2, 32).eval()  # reads values of tensors
+    preprocessing = Preprocessing(40, 32)
+    export(Classifier(model, ("a", "b"), preprocessing, "torchvision/regnet_y_400mf", {}), tmp_path, onnx=False)
+    assert torch.equal(load_classifier(tmp_path).model.fc.weight, model.fc.weight)
+
+
+def test_weights_of_another_type_and_tables_for_large_images_are_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "model.safetensors"
+    weights = load(file.read_bytes())
+    save_file({name: tensor.to(torch.int64) for name, tensor in weights.items()}, file)
+    sign(folder)
+    with pytest.raises(ModelError, match="conv1.*has the type int64"):
+        load_classifier(folder)
+    save_file(weights, file)
+    sign(folder)
+    monkeypatch.setattr("semaug.inference.classifier.MAX_BUFFER_BYTES", 100)
+    with pytest.raises(ModelError, match="needs tables of more than"):
+        load_classifier(folder)
+    monkeypatch.setattr("semaug.inference.manifest.MAX_FILE_BYTES", 20_000)
+    with pytest.raises(SemaugError, match="more than 20000 bytes"):
+        load_classifier(folder)
 
 
 def test_weights_that_are_code_or_damaged_are_refused(folder: Path) -> None:

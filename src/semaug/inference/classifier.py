@@ -4,8 +4,10 @@ These may come from unknown sources: nothing is unpickled, and sizes are checked
 """
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +22,7 @@ from semaug.inference.runs import read_calibration, read_description
 from semaug.network.models import build_model, read_weights
 from semaug.util.errors import FileError, ModelError, RunError, SemaugError, SettingError
 
+MAX_BUFFER_BYTES = 2_000_000_000  # of a network: tables that are not in its weights and grow with the image
 TestTimeAugmentation = Literal["flip", "multi-crop"]
 
 
@@ -160,8 +163,8 @@ def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier
     if not any(value.ndim and value.shape[0] == len(classes) for value in weights.values()):
         raise ModelError(f"no tensor in {file} fits the {len(classes)} classes of {run}")
     try:
-        model = build_model(name, len(classes), preprocessing.crop)
-        model = as_composite(config.get("composite"), model, len(classes))
+        _check_weights(partial(_build, name, config, classes, preprocessing), weights, file)
+        model = _build(name, config, classes, preprocessing)
         model.load_state_dict(weights)
     except SemaugError:
         raise
@@ -169,6 +172,28 @@ def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelError(f"the weights of {run} do not fit a {name}: {reason}") from error
     return Classifier(model.to(device).eval(), classes, preprocessing, name, config, run, _temperature(run))
+
+
+def _check_weights(build: Callable[[], nn.Module], weights: Mapping[str, Tensor], file: Path) -> None:
+    """Raise an error if weights do not fit a network, or it needs far more memory than they; takes none itself."""
+    with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+        try:
+            model = build()
+        except RuntimeError:  # a few networks compute with values when they are built
+            return
+        model.load_state_dict(weights)
+    for name, own in model.state_dict().items():
+        if weights[name].is_complex() or own.is_floating_point() != weights[name].is_floating_point():
+            raise ModelError(f"{name} in {file} has the type {str(weights[name].dtype).removeprefix('torch.')}")
+    if sum(buffer.nbytes for buffer in model.buffers()) > MAX_BUFFER_BYTES:
+        raise ModelError(
+            f"the network of {file} needs tables of more than {MAX_BUFFER_BYTES // 10**9} GB for its images"
+        )
+
+
+def _build(name: str, config: dict[str, Any], classes: tuple[str, ...], preprocessing: Preprocessing) -> nn.Module:
+    model = build_model(name, len(classes), preprocessing.crop)
+    return as_composite(config.get("composite"), model, len(classes))
 
 
 def _temperature(folder: Path) -> float:

@@ -12,6 +12,7 @@ from semaug.util.files import write_json
 from semaug.util.untrusted import open_regular, read_json
 
 NAME = "manifest.json"
+MAX_FILE_BYTES = 40_000_000_000  # above the weights of the largest network of timm; a sparse file could take hours
 FILES = (
     "config.json", "classes.json", "split.json", "metrics.jsonl", "model.safetensors", "source.safetensors",
     "evaluation.json", "samples.json", "calibration.json", "model.onnx", "model.onnx.data",
@@ -100,5 +101,5 @@ def is_complete(folder: Path, *, weights: bool = True) -> bool:
 
 def checksum(file: Path) -> str:
     """The SHA-256 of a regular file; raises FileError."""
-    with open_regular(file) as opened:
+    with open_regular(file, MAX_FILE_BYTES) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
