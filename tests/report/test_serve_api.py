@@ -116,6 +116,7 @@ def test_no_readable_image_is_415_with_results(port: int) -> None:
         (b"--x\r\nno blank line\r\n--x--", "multipart/form-data; boundary=x", "damaged"),
         (b"--x\r\n" + 9000 * b"y" + b"\r\n\r\n\r\n--x--", "multipart/form-data; boundary=x", "damaged"),
         (b"--x\r\nContent-Disposition: form-data\r\n\r\n1\r\n--x--", "multipart/form-data; boundary=x", "no file"),
+        (b'--x\r\nContent-Disposition: x; filename="a\r\n\r\n1\r\n--x--', "multipart/form-data; boundary=x", "damaged"),
         (*form({str(i): b"" for i in range(33)}), "more than 32 files"),
     ],
 )  # fmt: skip
@@ -123,6 +124,23 @@ def test_damaged_forms_are_one_sentence(port: int, body: bytes, content_type: st
     status, _, content = ask(port, "POST", "/predict", body, content_type=content_type)
     assert status == 400
     assert sentence in json.loads(content)["error"]
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ('name="f"; filename="Bébé 🐦.png"', "Bébé 🐦.png"),
+        ('name="f; filename=x"; filename=y.png', "y.png"),
+        (r'filename="a\"b\\c;d.png"; name="f"', r'a"b\c;d.png'),
+        ("filename*=utf-8''%F0%9F%90%A6.png", "🐦.png"),
+        (f"filename*=idna''xn--{100 * 'a'}", f"xn--{100 * 'a'}"),
+        ("filename*=unicode_escape''%5cud800", r"\ud800"),
+        ("filename*=utf-7''%2b2AA-%ff", "+2AA-\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_names_of_files_in_forms(header: str, name: str) -> None:
+    body = f"--x\r\nContent-Disposition: form-data; {header}\r\n\r\nimage\r\n--x--".encode()
+    assert api.images_in(body, "multipart/form-data; boundary=x") == [(name, b"image")]
 
 
 @examples(200)

@@ -358,6 +358,26 @@ def test_requests_from_other_pages_are_refused(port: int, origin: str) -> None:
     assert ask(port, "POST", "/answer", in_format("PNG"), origin=f"http://127.0.0.1:{port}")[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("lines", "rest", "status"),
+    [
+        (["Origin: http://127.0.0.1:{port}", "Origin: https://evil.example", "Connection: close"], "", 403),
+        (
+            ["Content-Length: 4", "Transfer-Encoding: chunked"],
+            "0\r\n\r\nGET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            400,
+        ),
+    ],
+)
+def test_ambiguous_headers_are_refused(port: int, lines: list[str], rest: str, status: int) -> None:
+    head = "\r\n".join(["POST /answer HTTP/1.1", "Host: 127.0.0.1:{port}", *lines]).format(port=port)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(f"{head}\r\n\r\n{rest}".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert answer.count(b"HTTP/1.1") == 1
+
+
 def test_other_methods_are_refused(port: int) -> None:
     assert ask(port, "GET", "/answer")[0] == 405
     assert ask(port, "POST", "/")[0] == 405

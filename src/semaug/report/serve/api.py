@@ -5,8 +5,8 @@ A form (``multipart/form-data``) is taken apart here: its size is bounded before
 
 import re
 from email.message import Message
-from email.parser import BytesHeaderParser
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ def images_in(content: bytes, content_type: str) -> list[tuple[str | None, bytes
         head, blank, body = part.partition(b"\r\n\r\n")
         if not blank or len(head) > _MAX_HEADER_BYTES or not re.match(rb"[ \t]*\r\n", part):
             raise DataError("the form is damaged")
-        name = BytesHeaderParser().parsebytes(head.lstrip()).get_filename()
+        name = _file_name(head.decode(errors="replace"))
         if name is not None:  # other fields are no files
             images.append((name, body))
     if not parts or not parts[-1].startswith(b"--"):
@@ -50,6 +50,21 @@ def images_in(content: bytes, content_type: str) -> list[tuple[str | None, bytes
     if not images:
         raise DataError("the form has no file")
     return images
+
+
+def _file_name(head: str) -> str | None:
+    """The name of a file in the headers of a part, which browsers write in UTF-8; None for other fields."""
+    line = re.search(r"(?im)^content-disposition:(.*)", head)
+    pairs = re.findall(r';\s*([^=;\s]+)\s*=\s*("(?:\\.|[^"\\])*"|[^;]*)', line[1] if line else "")
+    values = {key.lower(): value.strip() for key, value in pairs}
+    if "filename" in values:
+        value = values["filename"]
+        if value.startswith('"') != value.endswith('"') or value == '"':
+            raise DataError("the form is damaged")
+        return re.sub(r'\\(["\\])', r"\1", value[1:-1]) if value.startswith('"') else value
+    if "filename*" in values:  # CHARSET'LANGUAGE'NAME, by older programs
+        return unquote(values["filename*"].rpartition("'")[2])
+    return None
 
 
 def ranked(classifier: Classifier, top: int, pixels: npt.NDArray[np.uint8]) -> list[dict[str, Any]]:

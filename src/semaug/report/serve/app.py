@@ -230,11 +230,14 @@ def _refusal(status: int, sentence: str) -> Response:
 
 async def _guard(host: str, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     """Refuse requests to other names and from other pages, and add the protective headers to every response."""
-    origin, own = request.headers.get("origin"), request.headers.get("host", "").lower()
+    origins, own = request.headers.getlist("origin"), request.headers.get("host", "").lower()
     if len(request.headers.getlist("host")) != 1 or not _is_own(request.headers["host"], host):
         response = Response("this server is not known by that name\n", 421, media_type="text/plain")
-    elif origin is not None and origin.lower() not in (f"http://{own}", f"https://{own}"):
+    elif any(origin.lower() not in (f"http://{own}", f"https://{own}") for origin in origins):
         response = Response("requests from other pages are refused\n", 403, media_type="text/plain")
+    elif "content-length" in request.headers and "transfer-encoding" in request.headers:
+        # a proxy may take the other length for that of the body, and the rest for another request
+        response = Response("a body has one length\n", 400, {"Connection": "close"}, media_type="text/plain")
     else:
         response = await call_next(request)
     for name, value in _HEADERS.items():
