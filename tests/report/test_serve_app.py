@@ -33,6 +33,7 @@ from semaug.report.serve.answers import open_guide
 from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
+from semaug.util.errors import SettingError
 
 CLASS = "<img src=x onerror=alert(1)>"
 
@@ -406,6 +407,19 @@ def test_a_port_in_use_is_one_sentence(port: int, run: Path, capsys: pytest.Capt
     errors = capsys.readouterr().err
     pattern = rf"semaug: cannot listen on 127\.0\.0\.1, port {port}: .*in use.*; choose another \S+\n"
     assert re.fullmatch(pattern, errors)
+
+
+@pytest.mark.parametrize(
+    ("host", "sentence"),
+    [
+        ("", "`host` is empty"),
+        ("192.0.2.1", r"cannot listen on 192.0.2.1, port 0: [^()]*; choose another `host`"),
+        ("a" * 300, "choose another `host`"),
+    ],
+)
+def test_an_address_that_is_not_local_is_one_sentence(host: str, sentence: str) -> None:
+    with pytest.raises(SettingError, match=sentence):
+        app.listen(host, 0)
 
 
 def test_a_missing_package_is_one_sentence(

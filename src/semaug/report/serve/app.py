@@ -10,6 +10,7 @@ long: a few kilobytes can take minutes. Uploads beyond `UPLOADS` wait, unread, f
 """
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import re
@@ -266,12 +267,15 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a socket for the server; port 0 takes a free one. A SettingError says why a port cannot be used."""
+    """Open a socket for the server; port 0 takes a free one. A SettingError says why an address cannot be used."""
+    if not host:  # which Python takes for all addresses
+        raise SettingError("`host` is empty; leave it out to serve this machine, or write 0.0.0.0 to serve all")
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SettingError(f"cannot listen on {host}, port {port}: {reason}; choose another `port`") from error
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        setting = "port" if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES) else "host"
+        raise SettingError(f"cannot listen on {host}, port {port}: {reason}; choose another `{setting}`") from error
 
 
 def address(listening: socket.socket) -> str:
