@@ -48,10 +48,8 @@ class Learnable(L.LightningModule):
             torch.set_rng_state(self.state["random"][0])
             torch.cuda.set_rng_state_all(self.state["random"][1:])
 
-    def on_train_epoch_start(self) -> None:
-        self.learner.set_progress(self.current_epoch / self.epochs)
-
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
+        self.learner.set_progress((self.current_epoch + index / self.trainer.num_training_batches) / self.epochs)
         metrics = self.learner.step(*batch)
         self.log("train_loss", metrics["train_loss"], on_step=False, on_epoch=True)
         if self.trainer.is_last_batch:  # at the end of the epoch the checkpoint would be written already
@@ -90,7 +88,7 @@ def exact_loader(data: Dataset[Any], batch_size: int) -> DataLoader[Any]:
 def fit(folder: Path, epochs: int, checkpoint: Path | None = None, **options: Any) -> tuple[Learnable, Path]:
     """Train for some epochs; returns the module and its last checkpoint."""
     torch.manual_seed(0)
-    module = Learnable(build_model("small", SPECIES, 64), EPOCHS, strength=2.0, order="pipelined")
+    module = Learnable(build_model("small", SPECIES, 64), EPOCHS, order="pipelined")
     saving = ModelCheckpoint(folder, save_last=True)
     settings = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "devices": 1}
     trainer = L.Trainer(max_epochs=epochs, callbacks=[saving], num_sanity_val_steps=0, **settings, **options)

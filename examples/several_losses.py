@@ -72,12 +72,12 @@ def main() -> None:
         composite=semaug.Composite(run=lambda net, x: net(x), logits=lambda outputs: outputs.species, rest=rest),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
-    learner = semaug.LearnableAugmentation(network, optimizer, strength=2.0, order="pipelined")
+    learner = semaug.LearnableAugmentation(network, optimizer, order="pipelined")
     for epoch in range(EPOCHS):
         model.train()
-        learner.set_progress(epoch / EPOCHS)
-        metrics = {}
-        for chosen in torch.randperm(len(images)).split(60):
+        metrics, batches = {}, torch.randperm(len(images)).split(60)
+        for step, chosen in enumerate(batches):
+            learner.set_progress((epoch + step / len(batches)) / EPOCHS)
             metrics = learner.step(images[chosen], labels[chosen])
         model.eval()
         with torch.no_grad():

@@ -37,12 +37,12 @@ def main() -> None:
     test = DataLoader(unseen, batch_size=100)
     steps = {"step_on_epochs": False, "updates_per_epoch": len(loader)}
     scheduler, _ = create_scheduler_v2(optimizer, sched="cosine", num_epochs=EPOCHS, warmup_epochs=1, **steps)
-    learner = semaug.LearnableAugmentation(model, optimizer, strength=2.0, frozen_blocks=1, order="pipelined")
+    learner = semaug.LearnableAugmentation(model, optimizer, frozen_blocks=1, order="pipelined")
     updates = 0
     for epoch in range(EPOCHS):
         model.train()
-        learner.set_progress(epoch / EPOCHS)
         for images, labels in loader:
+            learner.set_progress(updates / (EPOCHS * len(loader)))
             metrics = learner.step(images, labels)
             updates += 1
             scheduler.step_update(updates)
