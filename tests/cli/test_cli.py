@@ -294,6 +294,15 @@ def test_options_are_in_groups_with_their_defaults(name: str, capsys: pytest.Cap
     assert " hardware options " in shown
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["data", "--help"]])
+def test_the_help_fits_its_width_in_a_pipe(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(arguments) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 def test_the_ten_options_of_training_that_matter_most_come_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

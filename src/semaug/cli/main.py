@@ -3,12 +3,14 @@
 import inspect
 import io
 import os
+import re
 import shutil
 import signal
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any, Union, cast
@@ -136,7 +138,7 @@ def _parse(arguments: list[str]) -> Command:
         name, *options = arguments
         kind = find_command(name)
         words = kind.expand(options)
-        with nullcontext() if "".join(words).isprintable() else _printable_errors():
+        with _wrapped_help(), nullcontext() if "".join(words).isprintable() else _printable_errors():
             return cast(Command, parse(kind, f"semaug {name}", words))
     first = arguments[0] if arguments else "--help"
     if first not in ("-h", "--help"):
@@ -145,7 +147,31 @@ def _parse(arguments: list[str]) -> Command:
         similar = get_close_matches(first, COMMANDS, n=1)
         hint = f"did you mean semaug {similar[0]}? " if similar else ""
         raise SettingError(f"there is no command {shown(first)}; {hint}semaug --help lists all commands")
-    return cast(Command, general("--help"))
+    with _wrapped_help():
+        return cast(Command, general("--help"))
+
+
+@contextmanager
+def _wrapped_help() -> Iterator[None]:
+    """Wrap the lines that tyro prints outside of its boxes, as a terminal does, also in a pipe or file."""
+    if sys.stdout.isatty():
+        yield
+        return
+    # with an encoding, by which tyro chooses the characters of its boxes
+    text = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding or "utf-8", "backslashreplace")
+    try:
+        with redirect_stdout(text):
+            yield
+    finally:
+        width = shutil.get_terminal_size().columns
+        text.seek(0)
+        for line in text.read().splitlines():
+            if len(line) <= width:
+                print(line)
+            else:
+                indent = "    " if line.startswith("usage: ") else ""
+                words = re.sub(r",(?=\w)", ", ", line)  # the list of commands
+                print(textwrap.fill(words, width, subsequent_indent=indent, break_on_hyphens=False))
 
 
 @contextmanager
