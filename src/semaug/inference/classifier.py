@@ -84,9 +84,15 @@ class Classifier:
         return log_mean([own.log_probabilities(view.permute(0, 2, 3, 1)) for view in views])
 
     def ranked(self, pixels: Tensor, top_k: int) -> list[tuple[list[int], list[float]]]:
-        """For each image the `top_k` most probable classes, and their probabilities.
+        """Find the most probable classes of images.
 
-        Of equally probable classes the first comes first, as in an evaluation.
+        Args:
+            pixels: Images, as for :meth:`probabilities`.
+            top_k: Number of classes for each image, ≥ 1; all if there are fewer.
+
+        Returns:
+            For each image the classes and their probabilities. Of equally probable classes the first comes first, as
+            in an evaluation.
 
         Raises:
             ModelError: If an output is not finite, or as for :meth:`probabilities`.

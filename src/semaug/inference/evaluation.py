@@ -262,7 +262,14 @@ def _table(title: str, names: list[str], numbers: list[str], rows: Iterable[Sequ
 
 
 def match_classes(model_classes: Sequence[str], data_classes: Sequence[str]) -> tuple[int, ...]:
-    """Find for each class of the data, by name, the index of the model's output; classes may be missing in the data.
+    """Find for each class of the data, by name, the index of the model's output.
+
+    Args:
+        model_classes: Names of the model's classes, in the order of its outputs.
+        data_classes: Names of the data's classes, in the order of its labels; some of the model's may be missing.
+
+    Returns:
+        The index of the output for each class of the data.
 
     Raises:
         DataError: If the model does not have a class of the data.

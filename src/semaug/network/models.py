@@ -219,6 +219,10 @@ def _converted(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor
 def load_weights(model: nn.Module, path: Path) -> str:
     """Load what fits from a weights file; a head for other classes stays as initialised.
 
+    Args:
+        model: The network, which is changed.
+        path: A .safetensors file, or a run directory or exported folder.
+
     Returns:
         A sentence that says how many tensors were loaded and which were not.
 
