@@ -262,6 +262,8 @@ def test_onnx_gives_the_same_logits_for_any_batch_size(tmp_path, name, size, met
         [logits] = session.run(["logits"], {"images": inputs})
         np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=1e-4)
     assert "model.onnx" in (tmp_path / "out" / "README.md").read_text("utf-8")
+    paths = str(Path(torch.__file__).parents[1]), str(Path(module.__file__).parents[1])
+    assert not any(path.encode() in (tmp_path / "out" / "model.onnx").read_bytes() for path in paths)
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])

@@ -6,6 +6,7 @@ to use it without semaug. What only training needs (CovNet, the optimiser) is no
 """
 
 import copy
+import importlib
 import math
 import tempfile
 from collections.abc import Mapping
@@ -203,12 +204,22 @@ def _write_onnx(model: nn.Module, inputs: Tensor, folder: Path, classes: int) ->
         except Exception as error:  # the exporter raises many types
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(f"{type(model).__name__} cannot be exported to ONNX: {reason}") from error
+        _remove_traces(file)
         exported = OnnxModel(file, inputs.shape[-1], classes)
         difference = max(_difference("ONNX model", exported, model, inputs[:count]) for count in (1, 3))
         _remove_onnx(folder)
         for part in Path(scratch).iterdir():
             part.replace(folder / part.name)
     return difference
+
+
+def _remove_traces(file: Path) -> None:
+    """Remove what the exporter notes of its own work: lines of source code, with paths of this machine."""
+    onnx = importlib.import_module("onnx")
+    model = onnx.load(file, load_external_data=False)
+    for part in (model, model.graph, *model.graph.node):
+        part.ClearField("metadata_props")
+    onnx.save(model, file)
 
 
 def _remove_onnx(folder: Path) -> None:
