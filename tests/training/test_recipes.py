@@ -13,6 +13,7 @@ from timm.optim import param_groups_layer_decay
 from torch import nn
 
 from photos import quick_config
+from semaug.data.images import normalization_named
 from semaug.network.models import build_model
 from semaug.network.network import Network
 from semaug.training import checkpoints
@@ -55,6 +56,39 @@ def test_options_override_the_recipe_whose_name_does_not_identify_a_run() -> Non
     assert TrainConfig(data="photos", method="p2p", crop_scale=0.5).resolve().padding == 0  # the recipe's is 8
     assert "recipe" not in identifying()
     assert {"layer_decay", "drop_path", "ema", "freeze"} <= identifying()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"model": "vit_base_patch16_224"}, "half"),
+        ({"model": "timm/vit_base_patch16_224.dino"}, "imagenet"),
+        ({"model": "vit_base_patch16_clip_224", "weights": Path("file.safetensors")}, "clip"),
+        ({"model": "vit_base_patch16_224", "pretrained": False}, "imagenet"),
+        ({"model": "vit_base_patch16_224", "normalize": "imagenet"}, "imagenet"),
+        ({"model": "torchvision/vit_b_16"}, "imagenet"),
+        ({"model": "resnet50", "method": "p2p"}, "half"),  # as released
+        ({"model": "no_such_network"}, "imagenet"),
+    ],
+)
+def test_images_are_normalised_as_the_trained_weights_expect(options: dict[str, Any], expected: str) -> None:
+    config = TrainConfig(data="photos", **options).resolve()
+    assert config.normalize == expected
+    assert normalization_named(config.preprocessing.mean, config.preprocessing.std) == expected
+
+
+def test_every_normalisation_of_timm_has_a_name() -> None:
+    configs = (timm.get_pretrained_cfg(name) for name in timm.list_models())
+    means = {(config.mean, config.std) for config in configs if config is not None and config.hf_hub_id}
+    assert len(means) >= 4
+    assert None not in {normalization_named(*own) for own in means}
+
+
+def test_weights_of_a_run_are_trained_further_with_its_normalisation(photos: Path, tmp_path: Path) -> None:
+    run = train(quick_config(photos, tmp_path / "run", normalize="half", epochs=1))
+    assert TrainConfig(data="photos", model="small", weights=run).resolve().normalize == "half"
+    (run / "config.json").unlink()
+    assert TrainConfig(data="photos", model="small", weights=run).resolve().normalize == "imagenet"
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)

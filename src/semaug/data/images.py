@@ -19,11 +19,30 @@ from semaug.util.processes import ordered_map
 from semaug.util.progress import ProgressCallback
 from semaug.util.ranges import Border, Portion, Positive, Side, check_ranges
 
+RGB = tuple[float, float, float]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+Normalization = Literal["imagenet", "half", "clip", "dpn", "none"]
+"""A way to normalise pixels, by its name in :data:`NORMALIZATIONS`."""
+NORMALIZATIONS: dict[Normalization, tuple[RGB, RGB]] = {
+    "imagenet": (IMAGENET_MEAN, IMAGENET_STD),
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "dpn": ((124 / 255, 117 / 255, 104 / 255), (1 / 4.2585, 1 / 4.2585, 1 / 4.2585)),
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+}
+"""Mean and deviation of the channels, for pixels from 0 to 1: those that pretrained weights of timm expect."""
 Shape = Literal["squash", "aspect"]
 """How an image becomes a square, see :class:`Preprocessing`."""
 Unreadable = dict[int, str]
 """Images that cannot be read, by their index in a split, and the reasons."""
+
+
+def normalization_named(mean: Sequence[float], std: Sequence[float]) -> Normalization | None:
+    """The name of a mean and deviation of the channels; None if they have none."""
+    for name, own in NORMALIZATIONS.items():
+        if np.allclose(own, (mean, std), rtol=0, atol=1e-4):
+            return name
+    return None
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from semaug.data.images import Preprocessing, pixels_or_reason
+from semaug.data.images import NORMALIZATIONS, Preprocessing, pixels_or_reason
 from semaug.data.samples import Samples
 from semaug.inference.classifier import load_classifier
 from semaug.inference.loop import decode_batches, run_batches
 from semaug.network.models import build_model, load_weights
 from semaug.network.network import Network
+from semaug.network.pretrained import pixel_statistics
 from semaug.util.errors import ModelError
 
 _BATCH, _SIDE = 64, 224
@@ -37,7 +38,9 @@ def open_features(name: str, weights: Path | None = None, device: str = "cpu") -
         classifier = load_classifier(Path(name), device)
         model, preprocessing = classifier.model, classifier.preprocessing
     else:
-        model, preprocessing = build_model(name, 1000, _SIDE, weights is None), Preprocessing(_SIDE, _SIDE)
+        model = build_model(name, 1000, _SIDE, weights is None)
+        statistics = pixel_statistics(name) or NORMALIZATIONS["imagenet"]
+        preprocessing = Preprocessing(_SIDE, _SIDE, mean=statistics[0], std=statistics[1])
         if weights is not None:
             load_weights(model, weights)
     try:

@@ -25,7 +25,7 @@ from semaug.data.images import Preprocessing
 from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import SCORES
 from semaug.inference.manifest import NAME, checksum, read_manifest, sign
-from semaug.inference.onnx_model import OnnxModel, import_onnx
+from semaug.inference.onnx_model import MAX_ONNX_BYTES, OnnxModel, import_onnx
 from semaug.inference.runs import FORMAT, read_calibration
 from semaug.network.blocks import find_head
 from semaug.network.models import V1
@@ -33,6 +33,7 @@ from semaug.util.errors import FileError, ModelError
 from semaug.util.files import write_atomically, write_json
 from semaug.util.locks import locked
 from semaug.util.names import some
+from semaug.util.untrusted import read_bytes
 
 MAX_LOGIT = 1e6  # far beyond those of a trained classifier
 TOLERANCE = 1e-4  # of logits, relative to the largest one if that is above 1
@@ -216,10 +217,10 @@ def _write_onnx(model: nn.Module, inputs: Tensor, folder: Path, classes: int) ->
 def _remove_traces(file: Path) -> None:
     """Remove what the exporter notes of its own work: lines of source code, with paths of this machine."""
     onnx = importlib.import_module("onnx")
-    model = onnx.load(file, load_external_data=False)
+    model = onnx.load_model_from_string(read_bytes(file, MAX_ONNX_BYTES))
     for part in (model, model.graph, *model.graph.node):
         part.ClearField("metadata_props")
-    onnx.save(model, file)
+    file.write_bytes(model.SerializeToString())
 
 
 def _remove_onnx(folder: Path) -> None:

@@ -66,6 +66,27 @@ def pretrained_file(name: str) -> Path:
     )
 
 
+RGB = tuple[float, float, float]
+
+
+def pixel_statistics(name: str) -> tuple[RGB, RGB] | None:
+    """Mean and deviation of the channels by which the inputs of a network's pretrained weights are normalised.
+
+    Args:
+        name: Name of the network, with or without its library and the name of its weights.
+
+    Returns:
+        Both as timm states them, for pixels from 0 to 1; None if the network is not from timm.
+    """
+    library, _, short = name.rpartition("/")
+    if library == "torchvision" or name == "small":
+        return None
+    import timm
+
+    config = timm.get_pretrained_cfg(short) if timm.is_model(short) else None
+    return None if config is None else (config.mean, config.std)
+
+
 def torchvision_file(name: str) -> Path:
     """Find torchvision's default weights of a network in torch's cache, or download them into it.
 

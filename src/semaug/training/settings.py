@@ -2,19 +2,22 @@
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 
-from semaug.data.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, Shape
+from semaug.data.images import NORMALIZATIONS, Normalization, Preprocessing, Shape, normalization_named
 from semaug.data.readable import OnBadImage
 from semaug.data.samples import Select
+from semaug.inference.runs import read_description
+from semaug.network.pretrained import pixel_statistics
 from semaug.training.methods import METHODS, Augmentation, MethodName
 from semaug.training.recipes import RECIPES, RecipeName, choose_recipe, describe_recipes
 from semaug.util.devices import choose_device
-from semaug.util.errors import SettingError
+from semaug.util.errors import SemaugError, SettingError
 from semaug.util.ranges import (
     BelowOne,
     Border,
@@ -93,9 +96,9 @@ class TrainConfig:
     scratch (ImageNet: 0.08). Default: crops of a fixed size, or the recipe's."""
     padding: Border | None = setting(None, "data")
     """Width in pixels of a black border around training images, before the crop. Default: 0, or the recipe's."""
-    normalize: Literal["imagenet", "half"] | None = setting(None, "data")
-    """Mean and deviation by which pixels are normalised: those of ImageNet, or 0.5 (half). Default: imagenet, or the
-    recipe's."""
+    normalize: Normalization | None = setting(None, "data")
+    """Mean and deviation by which pixels are normalised: those of ImageNet (imagenet), of CLIP or DPN, or 0.5 (half).
+    Default: what the trained weights expect that the network starts from, or the recipe's, or imagenet."""
 
     freeze: Annotated[Freeze | None, Range(0, 10_000)] = setting(None, "model")
     """Do not train the stem and the first N blocks of the network; BatchNorm uses its stored statistics there. all: a
@@ -211,6 +214,8 @@ class TrainConfig:
             "precision": "bf16" if device.startswith("cuda") else "fp32",
             "output": Path("runs") / name,
         }
+        if from_weights and "normalize" not in recipe.settings:
+            defaults["normalize"] = _normalization(model, self.weights)
         if self.crop_scale is not None:
             defaults["padding"] = 0  # which crops of random size do not have
         missing = {key: value for key, value in defaults.items() if getattr(self, key) is None}
@@ -241,9 +246,7 @@ class TrainConfig:
     @property
     def preprocessing(self) -> Preprocessing:
         """How images are prepared."""
-        half = (0.5, 0.5, 0.5)
-        mean, std = (half, half) if self.normalize == "half" else (IMAGENET_MEAN, IMAGENET_STD)
-        sizes = required(self.resize), required(self.crop)
+        sizes, (mean, std) = (required(self.resize), required(self.crop)), NORMALIZATIONS[required(self.normalize)]
         return Preprocessing(*sizes, self.shape, mean, std, required(self.padding), self.crop_scale)
 
     @property
@@ -260,3 +263,13 @@ class TrainConfig:
 def identifying() -> frozenset[str]:
     """Names of the settings that must stay the same when a run is resumed; others say where and how fast it runs."""
     return frozenset(option.name for option in fields(TrainConfig) if option.metadata.get("identifies", True))
+
+
+def _normalization(model: str, weights: Path | None) -> Normalization:
+    """The normalisation that trained weights expect: of the run that they come from, or of timm's for this network."""
+    statistics = pixel_statistics(model)
+    if weights is not None and weights.is_dir():
+        with suppress(SemaugError):  # a folder of another kind
+            own = read_description(weights).preprocessing
+            statistics = own.mean, own.std
+    return (statistics and normalization_named(*statistics)) or "imagenet"
