@@ -263,7 +263,7 @@ PHASES = {
     "training": Phase("semaug.meta.learner", "LearnableAugmentation.step", 3),
     "training on a stream": Phase("semaug.meta.learner", "LearnableAugmentation.step", 3, STREAM),
     "validation": Phase("semaug.data.images", "Preprocessing.evaluation_input", 2),
-    "the last evaluation": Phase("semaug.inference.classifier", "Classifier.probabilities", 2),
+    "the last evaluation": Phase("semaug.inference.classifier", "Classifier.log_probabilities", 2),
     "choosing pictures": Phase("semaug.inference.pictures", "data_uri", 2),
     "writing the report": Phase("semaug.report.canvas", "to_svg", 2),
 }
