@@ -68,6 +68,8 @@ def build_network(config: TrainConfig, classes: int, device: torch.device, progr
         # one image, which costs less than a step; layers may leave nothing of a small one, or need another size
         model.eval()(torch.zeros(1, 3, required(config.crop), required(config.crop), device=device))
     model.train()
+    # On a CPU it would be faster too, but torch's batch norm of a training batch is less exact in this layout there:
+    # errors of 1.6e-5 instead of 5e-7, and of 1 % instead of 0.1 % in the gradients of a ResNet-18.
     return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
 
 
