@@ -177,7 +177,7 @@ def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier
     except Exception as error:  # libraries that build networks raise many types
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelError(f"the weights of {run} do not fit a {name}: {reason}") from error
-    model = model.to(device, memory_format=torch.channels_last)  # faster for convolutions, on a CPU too
+    model = model.to(device).to(memory_format=torch.channels_last)  # faster for convolutions, on a CPU too
     return Classifier(model.eval(), classes, preprocessing, name, config, run, _temperature(run))
 
 

@@ -44,7 +44,7 @@ def open_features(name: str, weights: Path | None = None, device: str = "cpu") -
         if weights is not None:
             load_weights(model, weights)
     try:
-        return Network(model.to(device, memory_format=torch.channels_last).eval()), preprocessing
+        return Network(model.to(device).to(memory_format=torch.channels_last).eval()), preprocessing
     except ValueError as error:
         raise ModelError(str(error)) from error
 
