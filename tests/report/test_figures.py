@@ -20,7 +20,6 @@ from semaug.data.samples import embedded_birds
 from semaug.inference.classifier import load_classifier
 from semaug.inference.manifest import sign
 from semaug.inference.runs import read_metrics
-from semaug.isda.sources import class_statistics
 from semaug.report import figures
 from semaug.report.figures import Figure, augmentations, confusions, diagnostics, neighbours, tsne
 from semaug.report.figures.augmentations import _kept_share
@@ -148,10 +147,11 @@ def test_class_statistics_are_computed_and_the_caption_says_so(runs: Runs) -> No
     figure_run = opened(run, "classwise")
     samples = run_images(figure_run.classifier, "train")
     computed = compute_features(samples, range(len(samples)), figure_run.classifier, {"own": figure_run.features})
-    count, _, deviation = class_statistics(computed.features["own"].double(), computed.labels, 6)
+    features, labels = computed.features["own"].double(), computed.labels
+    variances = torch.stack([features[labels == label].var(0, correction=0) for label in range(6)])
     assert figure_run.source is not None
     result = figure_run.source(computed.features["own"], computed.labels).diagonal().double()
-    assert torch.allclose(result, (deviation / count[:, None])[computed.labels], rtol=1e-4, atol=1e-7)
+    assert torch.allclose(result, variances[labels], rtol=1e-4, atol=1e-7)
     assert "30 training images" in figure_run.notes[0]
     assert "30 training images" in neighbours({"isda": run}, queries=1, count=1, covariance="classwise").caption
 

@@ -183,7 +183,7 @@ class ClassCovariance(Source, WideBuffers):
         with full_precision(features):
             if full:
                 rows, places = labels.unique(return_inverse=True)
-                counts, means, deviations = class_statistics(features.to(self.mean.dtype), places, len(rows), full)
+                counts, means, deviations = _statistics_of_classes(features.to(self.mean.dtype), places, len(rows))
             else:  # a row for each sample, because to count the classes the host would wait for an accelerator
                 rows = labels
                 counts, means, deviations = _statistics_of_own_class(features.to(self.mean.dtype), labels)
@@ -315,38 +315,21 @@ class CovNet(Source):
         return f"feature_dim={self.feature_dim}, fixed_trace={self.fixed_trace}, activation={self.activation!r}"
 
 
-def class_statistics(
-    features: Tensor, labels: Tensor, classes: int, full: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute counts, means and summed squared deviations of each class in a batch.
-
-    Args:
-        features: Features, shape (N, D).
-        labels: Class indices (N,).
-        classes: Number of classes C.
-        full: Sum outer products of the deviations rather than their squares.
-
-    Returns:
-        Counts (C,), means (C, D), and summed deviations (C, D) or, if `full`, (C, D, D).
-    """
-    counts = _sum_by_class(features.new_ones(labels.shape), labels, classes)
-    means = _sum_by_class(features, labels, classes) / counts.clamp_min(1)[:, None]
+def _statistics_of_classes(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Counts (C,), means (C, D) and summed outer products of deviations (C, D, D) of classes that all have samples."""
+    counts = labels.bincount(minlength=classes).to(features.dtype)
+    sums = features.new_zeros(classes, features.shape[1])
+    if features.is_cuda:  # where index_add_ adds in any order, and index_put_ in the order of the samples
+        sums.index_put_((labels,), features, accumulate=True)
+    else:
+        sums.index_add_(0, labels, features)
+    means = sums / counts[:, None]
     deviations = features - means[labels]
-    if not full:
-        return counts, means, _sum_by_class(deviations.square(), labels, classes)
     scatters = features.new_zeros(classes, features.shape[1], features.shape[1])
-    for label in sorted(set(labels.tolist())):
+    for label in range(classes):
         members = deviations[labels == label]
         scatters[label] = members.T @ members
     return counts, means, scatters
-
-
-def _sum_by_class(values: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The sum of the values (N, …) of each class, (C, …); deterministic on every device."""
-    total = values.new_zeros(classes, *values.shape[1:])
-    if values.is_cuda:  # where index_add_ adds in any order, and index_put_ in the order of the samples
-        return total.index_put_((labels,), values, accumulate=True)
-    return total.index_add_(0, labels, values)
 
 
 def _statistics_of_own_class(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
