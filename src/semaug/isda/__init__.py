@@ -5,6 +5,7 @@
 | `loss`       | augmented logits and the ISDA loss as functions              |
 | `criterion`  | the ISDA loss as a module                                    |
 | `sources`    | where Σ comes from: constant, class-wise statistics, CovNet  |
+| `checks`     | shapes, types and ranges of the loss's inputs                |
 | `covariance` | the forms of Σ: diagonal and full                            |
 | `strength`   | λ during training: the schedule, or a λ that sets itself     |
 | `quadratic`  | the quadratic form of a diagonal Σ, in chunks of classes     |

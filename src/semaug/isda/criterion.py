@@ -4,8 +4,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from semaug.isda.checks import Reduction, check_inputs, check_options
 from semaug.isda.head import Head, is_linear, weight_and_bias
-from semaug.isda.loss import Reduction, check_inputs, check_options, isda_loss
+from semaug.isda.loss import isda_loss
 from semaug.isda.sources import ClassCovariance
 from semaug.isda.strength import StrengthOption, make_strength
 from semaug.util import distributed

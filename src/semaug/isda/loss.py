@@ -13,18 +13,15 @@ last linear layer, called the head, with weight W (C, D) and bias b (C,). y are 
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from semaug.isda.checks import Reduction, check_inputs, check_options
 from semaug.isda.covariance import Covariance, Diagonal
-from semaug.isda.precision import LARGEST_TERM, check_size, full_precision, widened
+from semaug.isda.precision import LARGEST_TERM, full_precision, widened
 from semaug.isda.quadratic import quadratic_form
-
-Reduction = Literal["mean", "sum", "none"]
-"""How the losses of the samples become one number; `"none"` leaves one loss per sample."""
 
 
 def augmented_logits(
@@ -74,6 +71,7 @@ def augmented_logits(
 
 
 def plain_logits(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The logits ``W a + b`` without augmentation (N, C), in fp32 at least."""
     with full_precision(features):
         return F.linear(widened(features), widened(weight), None if bias is None else widened(bias))
 
@@ -155,9 +153,7 @@ def isda_loss(
     if not target.is_floating_point():
         return F.cross_entropy(augmented, target, reduction=reduction)
     losses = augmented.logsumexp(1) - (target * plain_logits(features, weight, bias)).sum(1)
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.mean()
+    return _reduced(losses, reduction)
 
 
 def sampled_loss(
@@ -212,6 +208,10 @@ def sampled_loss(
     target = target_of(labels, weight, label_smoothing)
     targets = target.repeat(draws, *[1] * (target.ndim - 1))
     losses = F.cross_entropy(plain_logits(drawn, weight, bias), targets, reduction="none").view(draws, -1).mean(0)
+    return _reduced(losses, reduction)
+
+
+def _reduced(losses: Tensor, reduction: Reduction) -> Tensor:
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.mean()
@@ -274,97 +274,3 @@ def isda_loss_along(
         of_target = d_augmented.gather(1, target[:, None])[:, 0]
     along = (augmented.softmax(1) * d_augmented).sum(1) - of_target
     return (along if image_weights is None else image_weights * along).mean()
-
-
-def check_options(label_smoothing: float, reduction: str) -> None:
-    """Raise `ValueError` if an option of the loss is out of range.
-
-    Args:
-        label_smoothing: From 0 to 1.
-        reduction: `"mean"`, `"sum"` or `"none"`.
-    """
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
-
-
-def check_inputs(
-    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, strength: float | Tensor, *, validate: bool
-) -> None:
-    """Raise `ValueError` if the batch is empty, shapes or types do not match, or a value is out of range.
-
-    Args:
-        features, labels, weight, bias, strength, validate: As in :func:`augmented_logits`.
-    """
-    if features.ndim != 2:
-        raise ValueError(f"features must have shape (N, D), not {tuple(features.shape)}")
-    if features.shape[0] == 0:
-        raise ValueError("the batch is empty: the loss needs at least one sample")
-    classes = weight.shape[:1]
-    for name, tensor, shape in (
-        ("the head's weight", weight, (*classes, features.shape[1])),
-        ("the head's bias", bias, classes),
-    ):
-        if tensor is not None and tensor.shape != shape:
-            raise ValueError(f"{name} must have shape {tuple(shape)}, not {tuple(tensor.shape)}")
-    check_label_form(labels, len(features), weight.shape[0])
-    precisions = {torch.promote_types(tensor.dtype, torch.float32) for tensor in (features, weight)}
-    if not (features.is_floating_point() and weight.is_floating_point() and len(precisions) == 1):
-        raise ValueError(f"features of {features.dtype} do not match a head of {weight.dtype}")
-    if isinstance(strength, Tensor) and strength.ndim:
-        raise ValueError(f"strength must be a single number, not a tensor of shape {tuple(strength.shape)}")
-    validate = validate and not torch.compiler.is_compiling()
-    if validate or not isinstance(strength, Tensor):
-        value = float(strength.detach()) if isinstance(strength, Tensor) else strength
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"strength must be a finite number ≥ 0, not {value:g}")
-        check_size(value)
-    if validate:
-        check_features(features)
-        check_labels(labels, weight.shape[0])
-
-
-def check_features(features: Tensor) -> None:
-    """Raise `ValueError` if a feature is NaN or infinite. The host waits for an accelerator.
-
-    Args:
-        features: Features, shape (N, D).
-    """
-    if not bool(features.isfinite().all()):
-        rows = (~features.isfinite().all(1)).nonzero()[:, 0].tolist()
-        raise ValueError(f"features are NaN or infinite in row {rows[0]} ({len(rows)} of {features.shape[0]} rows)")
-
-
-def check_label_form(labels: Tensor, count: int, classes: int) -> None:
-    """Raise `ValueError` if labels have another shape or type than class indices (N,) or probabilities (N, C).
-
-    Args:
-        labels: The labels.
-        count: Number of samples N.
-        classes: Number of classes C.
-    """
-    soft = labels.is_floating_point()
-    kind, shape = ("probabilities", (count, classes)) if soft else ("class indices", (count,))
-    if soft and labels.shape == (count,):
-        raise ValueError(f"labels as class indices must be int64, not {labels.dtype}; probabilities have shape {shape}")
-    if labels.shape != shape:
-        raise ValueError(f"labels as {kind} must have shape {shape}, not {tuple(labels.shape)}")
-    if not soft and labels.dtype != torch.int64:
-        raise ValueError(f"labels as class indices must be int64, not {labels.dtype}")
-
-
-def check_labels(labels: Tensor, classes: int) -> None:
-    """Raise `ValueError` if an index is out of range or a soft label is no distribution. The host waits.
-
-    Args:
-        labels: Class indices (N,) or probabilities (N, C).
-        classes: Number of classes C.
-    """
-    if labels.is_floating_point():
-        sums = labels.double().sum(1)
-        tolerance = 3e-2 if labels.dtype in (torch.float16, torch.bfloat16) else 1e-3
-        if bool((labels < 0).any()) or not torch.allclose(sums, torch.ones_like(sums), atol=tolerance):
-            raise ValueError("soft labels must be probabilities: not negative, with a sum of 1 in each row")
-    elif labels.numel() and not bool(((labels >= 0) & (labels < classes)).all()):
-        raise ValueError(f"labels must lie in 0 … {classes - 1}, found {int(labels.min())} … {int(labels.max())}")

@@ -51,16 +51,3 @@ class WideBuffers(nn.Module):
 
         super()._apply(widely, recurse)  # type: ignore[no-untyped-call]
         return self
-
-
-def check_size(value: float) -> None:
-    """Check that a strength is small enough for fp32.
-
-    Args:
-        value: λ.
-
-    Raises:
-        ValueError: If λ is above 1e12.
-    """
-    if value > LARGEST_STRENGTH:
-        raise ValueError(f"strength must be at most {LARGEST_STRENGTH:g}, not {value:g}")

@@ -11,9 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from semaug.isda.checks import check_strength
 from semaug.isda.covariance import Covariance
 from semaug.isda.loss import plain_logits, target_of
-from semaug.isda.precision import LARGEST_STRENGTH, LARGEST_TERM, WideBuffers, check_size
+from semaug.isda.precision import LARGEST_STRENGTH, LARGEST_TERM, WideBuffers
 from semaug.util import distributed
 
 StrengthOption = Literal["auto"] | float
@@ -46,9 +47,9 @@ def strength(step: float, total: float, maximum: float = 10.0, power: float = 1.
     """
     if total <= 0 or not 0 <= step <= total:
         raise ValueError(f"strength needs 0 ≤ step ≤ total and total > 0, not step {step} of {total}")
-    if not (math.isfinite(maximum) and maximum >= 0 and math.isfinite(power) and power >= 0):
-        raise ValueError(f"strength needs a finite maximum ≥ 0 and a finite power ≥ 0, not {maximum} and {power}")
-    check_size(maximum)
+    if not (math.isfinite(power) and power >= 0):
+        raise ValueError(f"strength needs a finite power ≥ 0, not {power}")
+    check_strength(maximum)
     return float((step / total) ** power * maximum)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Optimizer
 
-from semaug.isda.loss import check_label_form, check_labels
+from semaug.isda.checks import check_label_form, check_labels
 from semaug.isda.sources import CovNet, Source
 from semaug.isda.strength import StrengthOption, make_strength
 from semaug.meta.algorithm import Algorithm1, JointTraining, Order

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from semaug.isda.loss import check_features
+from semaug.isda.checks import check_features
 from semaug.isda.sources import Source
 from semaug.meta.precision import MixedPrecision
 from semaug.meta.updates import MicroBatch
