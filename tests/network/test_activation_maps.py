@@ -8,7 +8,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from semaug.network.activation_maps import activation_maps, class_maps, find_map_layer, hooked
+from semaug.network.activation_maps import activation_maps, class_maps, find_map_layer
+from semaug.network.hooks import hooked
 from semaug.network.models import SmallNet
 from semaug.network.network import Network
 from semaug.util.errors import ModelError

@@ -29,11 +29,11 @@ from semaug.network.activation_maps import (
     feature_maps,
     features_with,
     find_map_layer,
-    hooked,
     noise_like,
     output_shapes,
 )
 from semaug.network.blocks import Block, below
+from semaug.network.hooks import hooked
 from semaug.network.network import Network
 from semaug.util.errors import ModelError
 

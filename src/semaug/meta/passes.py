@@ -1,5 +1,7 @@
 """Forward passes of micro-batches, each as often as a half step needs it."""
 
+from contextlib import nullcontext
+
 from torch import Tensor
 
 from semaug.isda.checks import check_features
@@ -7,6 +9,7 @@ from semaug.isda.sources import Source
 from semaug.meta.precision import MixedPrecision
 from semaug.meta.updates import MicroBatch
 from semaug.network.network import Network
+from semaug.network.randomness import restored_random_state
 
 
 class Passes:
@@ -44,13 +47,11 @@ class Passes:
         """Features with the graph of the whole network: the kept ones, or those of a pass with the same masks."""
         if part.is_whole:
             return self.first(part)
-        repeated = part.tape is not None
-        with self.mixed.cast():
-            if part.tape is not None:
-                features, part.tape = self.network.forward_again(part.tape, part.labels)
-            else:
-                features, part.tape = self.network.forward(part.images, part.labels)
-        if self.check_values and not repeated:
+        first = part.tape
+        start = nullcontext() if first is None else restored_random_state(part.images.device, first.random_state)
+        with self.mixed.cast(), start:
+            features, part.tape = self.network.forward(part.images, part.labels)
+        if self.check_values and first is None:
             check_features(features.detach())
         return features
 

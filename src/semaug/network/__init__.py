@@ -9,7 +9,8 @@
 | `blocks`    | head and blocks of any model                                                |
 | `models`    | backbones by name, weights from files                                       |
 | `pretrained` | pretrained weights from the Hugging Face hub                               |
-| `activation_maps` | class-activation maps, and the outputs of single modules                  |
+| `activation_maps` | class-activation maps                                                     |
+| `hooks`     | outputs of single modules, read or replaced                                 |
 | `batchnorm` | BatchNorm over all ranks                                                    |
 | `tangents`  | forward-mode rules                                                          |
 | `recording` | operator outputs that a tangent pass reuses                                 |

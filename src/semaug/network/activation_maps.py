@@ -8,8 +8,7 @@ pooled maps both are equal.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 
 from semaug.isda.precision import full_precision, widened
 from semaug.network.blocks import find_head
+from semaug.network.hooks import hooked, recorded_outputs
 from semaug.network.network import Network, model_logits
 from semaug.network.randomness import restored_random_state
 from semaug.network.views import evaluation_mode
@@ -52,18 +52,10 @@ def class_maps(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     except ValueError as error:
         raise ModelError(str(error)) from error
     prefix: int | None = getattr(model, "num_prefix_tokens", None)  # of timm's transformers
-    outputs: list[Tensor] = []
-
-    def record(output: Any) -> None:
-        if isinstance(output, Tensor) and len(output) == len(images) and _as_map(output, width, prefix) is not None:
-            outputs.append(output)
-
-    with ExitStack() as stack:
-        stack.enter_context(evaluation_mode(model))
-        stack.enter_context(torch.enable_grad())
-        for module in model.modules():
-            stack.enter_context(hooked(module, record))
+    with evaluation_mode(model), torch.enable_grad(), recorded_outputs(dict(model.named_modules())) as calls:
         logits = model_logits(model(images.detach().requires_grad_()))  # a graph even if all weights are frozen
+        outputs = [output for _, output in calls if isinstance(output, Tensor) and len(output) == len(images)]
+        outputs = [output for output in outputs if _as_map(output, width, prefix) is not None]
         chosen = logits.gather(1, labels[:, None].to(logits.device)).sum()
         gradients = torch.autograd.grad(chosen, outputs, allow_unused=True) if outputs else ()
     last: tuple[bool, Tensor] | None = None  # of the maps as wide as the head's input, or of all if there are none
@@ -134,10 +126,10 @@ def feature_maps(network: Network, layer: str, images: Tensor) -> Tensor:
     Returns:
         The feature maps, without a graph.
     """
-    outputs: list[Tensor] = []
-    with hooked(network.model.get_submodule(layer), lambda output: outputs.append(output)):
+    with recorded_outputs({layer: network.model.get_submodule(layer)}) as calls:
         network.forward_late(images)
-    return outputs[-1]
+    maps: Tensor = calls[-1][1]
+    return maps
 
 
 @torch.no_grad()
@@ -162,17 +154,7 @@ def activation_maps(features: Tensor, weight: Tensor, size: tuple[int, ...]) -> 
     return torch.where(total > 0, maps / total, 1 / math.prod(size))
 
 
-# -- outputs of modules -----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def hooked(module: nn.Module, change: Callable[[Tensor], Any]) -> Iterator[None]:
-    """Call a function on the module's outputs; what it returns, unless None, takes their place. Views follow."""
-    handle = module.register_forward_hook(lambda _module, _inputs, output: change(output))
-    try:
-        yield
-    finally:
-        handle.remove()
+# -- passes on noise --------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -216,19 +198,10 @@ def output_shapes(
     network: Network, modules: Mapping[str, nn.Module], images: Tensor
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Name and shape of the modules' outputs that are tensors, in the order in which they are computed."""
-    shapes: list[tuple[str, tuple[int, ...]]] = []
-    handles = [
-        module.register_forward_hook(
-            lambda _module, _inputs, output, name=name: (
-                shapes.append((name, tuple(output.shape))) if isinstance(output, Tensor) else None
-            )
-        )
-        for name, module in modules.items()
-    ]
-    try:
-        with _quietly(network, images):
-            network.forward_late(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return shapes
+
+    def shape(output: object) -> tuple[int, ...] | None:
+        return tuple(output.shape) if isinstance(output, Tensor) else None
+
+    with recorded_outputs(modules, shape) as calls, _quietly(network, images):
+        network.forward_late(images)
+    return [(name, size) for name, size in calls if size is not None]

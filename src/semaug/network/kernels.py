@@ -47,11 +47,6 @@ def _is_channels_last(x: Tensor) -> bool:
     return x.ndim == 2 and x.is_contiguous()
 
 
-def _blocks(count: int, size: int) -> int:
-    """How many blocks of `size` cover `count` elements."""
-    return -(-count // size)
-
-
 def _optional(weight: Pair, bias: Pair, placeholder: Tensor) -> tuple[list[Tensor], dict[str, bool]]:
     """Parameters and tangents with a placeholder for missing ones, and flags that say which of them exist."""
     parameters = (*weight, *bias)
@@ -86,30 +81,30 @@ def batch_norm(
     rows = x.numel() // channels
     block = min(128, triton.next_power_of_2(channels))
     height = 4096 // block
-    columns = _blocks(channels, block)
-    if _blocks(rows, 4 * height) > MOST_BLOCKS:
+    columns = triton.cdiv(channels, block)
+    if triton.cdiv(rows, 4 * height) > MOST_BLOCKS:
         return None
     coefficients = torch.empty(6, channels, dtype=torch.float32, device=x.device)
     pointers, flags = _optional(weight, bias, coefficients)
     mean, variance = statistics
     if mean is None or variance is None:
-        splits = max(1, min(_blocks(rows, 4 * height), 1024 // columns))
+        splits = max(1, min(triton.cdiv(rows, 4 * height), 1024 // columns))
         sums = torch.empty(splits, 4, channels, dtype=torch.float32, device=x.device)
-        per_program = _blocks(_blocks(rows, splits), height) * height
+        per_program = triton.cdiv(triton.cdiv(rows, splits), height) * height
         _triton._norm_sums[(columns, splits)](
             x, dx, sums, rows, channels, per_program, BLOCK_ROWS=height, BLOCK_CHANNELS=block
         )
         mean = variance = coefficients
     else:
         splits, sums = 0, coefficients
-    _triton._norm_coefficients[(_blocks(channels, 8),)](
+    _triton._norm_coefficients[(triton.cdiv(channels, 8),)](
         x, dx, sums, mean, variance, *pointers, coefficients, rows, channels, splits, eps,
         HAS_SUMS=splits > 0, **flags, BLOCK_SPLITS=128, BLOCK_CHANNELS=8,
     )  # fmt: skip
     dy = torch.empty_like(dx)
     y = torch.empty_like(x) if want_primal else dy
     low, high = bounds or (0.0, 0.0)
-    _triton._norm_apply[(columns, _blocks(rows, 4 * height))](
+    _triton._norm_apply[(columns, triton.cdiv(rows, 4 * height))](
         x, dx, coefficients, y, dy, rows, channels, low, high,
         CLAMPED=bounds is not None, WANT_PRIMAL=want_primal, BLOCK_ROWS=height, BLOCK_CHANNELS=block, REPEAT=4,
     )  # fmt: skip
@@ -149,7 +144,7 @@ def add_clamp_(input: Dual, other: Dual | None, bounds: tuple[float, float] | No
     if not (_usable(x, dx, y, dy) and same and (x.is_contiguous() or _is_channels_last(x))):
         return False
     low, high = bounds or (0.0, 0.0)
-    _triton._add_clamp[(_blocks(x.numel(), 4096),)](
+    _triton._add_clamp[(triton.cdiv(x.numel(), 4096),)](
         x, dx, y, dy, x.numel(), low, high, ADDS=other is not None, CLAMPED=bounds is not None, BLOCK=4096
     )
     return True
@@ -178,7 +173,7 @@ def attention(query: Dual, key: Dual, value: Dual, scale: float) -> Dual | None:
     strides = [stride for tensor in (q, k, v, out) for stride in tensor.stride()[:3]]
     width = max(16, triton.next_power_of_2(size))
     block = 64 if width <= 64 else 32
-    _triton._attention[(_blocks(length, block), batch * heads)](
+    _triton._attention[(triton.cdiv(length, block), batch * heads)](
         q, dq, k, dk, v, dv, out, dout, heads, length, k.shape[2], size, scale,
         *strides, BLOCK_Q=block, BLOCK_K=block, WIDTH=width, num_warps=4,
     )  # fmt: skip

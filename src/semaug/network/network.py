@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from semaug.isda.head import weight_and_bias
 from semaug.network.batchnorm import BatchNormOverRanks
 from semaug.network.blocks import find_blocks, find_head, unwrapped
-from semaug.network.randomness import restored_random_state
 from semaug.network.recording import OperatorRecorder
 from semaug.network.split import OTHER_HEAD, split_model
 from semaug.network.views import Tape, View
@@ -213,19 +212,6 @@ class Network:
         tape = Tape.start(images)
         return self._record(self._view(images, tracks=False), tape, labels), tape
 
-    def forward_again(self, tape: Tape, labels: Tensor | None = None) -> tuple[Tensor, Tape]:
-        """The ordinary pass on the images of a recorded one, with the same random masks.
-
-        Args:
-            tape: Tape of the recorded pass.
-            labels: Labels of the batch, for the rest of a composite model's loss.
-
-        Returns:
-            Features (N, D) with their graph, and the tape of the new pass.
-        """
-        with restored_random_state(tape.images.device, tape.random_state):
-            return self.forward(tape.images, labels)
-
     def forward_at(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """A pass at other late parameters, which moves no statistics and has no graph in the early part.
 
@@ -268,7 +254,7 @@ class Network:
         if self._views is not None:
             return
         main, other, self._early_parameters = split_model(
-            self.model, (self.head_name, self.head), self._early_parameters, self._run_all, self._run_head, images
+            self.model, (self.head_name, self.head), self._early_parameters, self._run, self._run_head, images
         )
         self._views = main, other
         if self._backend is not None:
@@ -299,22 +285,18 @@ class Network:
             return features
 
     def _run(self, view: View, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Features, and the rest of a composite model's loss."""
-        if self.composite is None or labels is None:
-            return self._run_all(view, images), None
+        """Features, and the rest of a composite model's loss if there are labels."""
+        if self.composite is None:
+            return self._checked(model_logits(view.call(images)), images), None
         outputs = self.composite.run(view.root, images)
         features = self._checked(self.composite.logits(outputs), images)
+        if labels is None:
+            return features, None
         rest = self.composite.rest(view.root, outputs, labels)
         if view.tracks and self.composite.after is not None:
             with torch.no_grad():
                 self.composite.after(self.model, outputs)
         return features, rest
-
-    def _run_all(self, view: View, images: Tensor) -> Tensor:
-        """Features from the whole pass."""
-        if self.composite is None:
-            return self._checked(model_logits(view.call(images)), images)
-        return self._checked(self.composite.logits(self.composite.run(view.root, images)), images)
 
     def _run_head(self, root: nn.Module, images: Tensor) -> Tensor:
         """The head's output, or its input in a view, from as much of the pass as it needs."""

@@ -1,6 +1,8 @@
 """Split a model into an early and a late part, and check the split by running the model on noise."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from semaug.isda.head import Head, weight_and_bias
 from semaug.network.blocks import below
+from semaug.network.hooks import hooked
 from semaug.network.randomness import restored_random_state
 from semaug.network.views import View, evaluation_mode
 
@@ -22,7 +25,7 @@ def split_model(
     model: nn.Module,
     head: tuple[str, Head],
     early_parameters: set[str],
-    run: Callable[[View, Tensor], Tensor],
+    run: Callable[[View, Tensor, None], tuple[Tensor, Any]],
     run_head: Callable[[nn.Module, Tensor], Tensor],
     images: Tensor,
 ) -> tuple[View, View, set[str]]:
@@ -32,7 +35,7 @@ def split_model(
         model: The model; its modes and the random generators are left as they are.
         head: Name and module of its head.
         early_parameters: Names of the parameters of the early blocks.
-        run: The whole pass of a view on images; returns features (N, D).
+        run: The whole pass of a view on images, without labels; returns features (N, D) and something else.
         run_head: The pass of the model as far as the head needs it; returns logits (N, C).
         images: A batch like those to come.
 
@@ -49,7 +52,7 @@ def split_model(
         while True:
             modules, logits = _early_modules(model, early, lambda: run_head(model, noise))
             main, other = (View(model, head[0], modules, tracks) for tracks in (True, False))
-            outputs, features = _early_outputs(main, head, logits, lambda view: run(view, noise))
+            outputs, features = _early_outputs(main, head, logits, lambda view: run(view, noise, None)[0])
             late = {n: p for n, p in model.named_parameters() if p.requires_grad and n not in early}
             acting = {name for output in outputs for name in _used(output.tensor, late)}
             if not acting:
@@ -85,17 +88,12 @@ def _early_modules(model: nn.Module, early_parameters: set[str], run: Callable[[
         else:
             order.append(name)
 
-    handles = []
-    for name in candidates:
-        module = model.get_submodule(name)
-        handles.append(module.register_forward_pre_hook(lambda *_, called=name: running.append(called)))
-        handles.append(module.register_forward_hook(lambda *_: leave()))
-    try:
-        with torch.no_grad():
-            logits = run()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack, torch.no_grad():
+        for name in candidates:
+            module = model.get_submodule(name)
+            stack.enter_context(module.register_forward_pre_hook(lambda *_, called=name: running.append(called)))
+            stack.enter_context(module.register_forward_hook(lambda *_: leave()))
+        logits = run()
     last = max((i for i, name in enumerate(order) if candidates[name]), default=-1)
     # A module without parameters that is called several times (a shared activation), or by another candidate too, is
     # run again in a replay: cheaper than distinguishing its calls.
@@ -126,24 +124,23 @@ def _early_outputs(
         outputs.append(_Output(name, tensor, leaf, shown, shown._version))
         return shown
 
-    def hook(module: Any, _: Any, output: Any) -> Any:
-        return pytree.tree_map_only(Tensor, lambda tensor: cut(module.name, tensor), output)
+    def cut_all(name: str, output: Any) -> Any:
+        return pytree.tree_map_only(Tensor, lambda tensor: cut(name, tensor), output)
 
-    handles = [module.register_forward_hook(hook) for module in view.early]
     message = (
         f"the output of {type(view.root).__name__} is not that of its linear layer {head[0]!r} alone, and the method "
         f"needs a single linear head; {OTHER_HEAD}"
     )
     try:
-        features = run(view)
+        with ExitStack() as stack:
+            for module in view.early:
+                stack.enter_context(hooked(module, partial(cut_all, module.name)))
+            features = run(view)
         logits = F.linear(features, *weight_and_bias(head[1]))
         scale = float(logits.detach().abs().max()) + 1.0
         same = torch.allclose(logits, expected.flatten(1), rtol=1e-3, atol=1e-3 * scale)
     except (RuntimeError, TypeError) as error:
         raise ValueError(message) from error
-    finally:
-        for handle in handles:
-            handle.remove()
     if not same:
         raise ValueError(message)
     return outputs, features

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from semaug.network.blocks import find_head, in_sequence
+from semaug.network.hooks import recorded_outputs
 from semaug.network.views import evaluation_mode
 
 _SIDE = 128  # of a test image: with stride 32 its last map is larger than 1 × 1, unlike the result of global pooling
@@ -82,18 +83,10 @@ def _side(output: Any) -> int:
 
 def _outputs(model: nn.Module, names: list[str], images: Tensor) -> dict[str, Tensor]:
     """The outputs of the named modules in one pass, in the order of their (last) calls."""
-    outputs: dict[str, Tensor] = {}
-    handles = []  # removed after the pass: hooks of the original would also run in a copy of the model
-    for name in names:
-
-        def store(module: nn.Module, inputs: Any, output: Tensor, name: str = name) -> None:
-            outputs.pop(name, None)
-            outputs[name] = output
-
-        handles.append(model.get_submodule(name).register_forward_hook(store))
-    try:
+    with recorded_outputs({name: model.get_submodule(name) for name in names}) as calls:
         model(images)
-    finally:
-        for handle in handles:
-            handle.remove()
+    outputs: dict[str, Tensor] = {}
+    for name, output in calls:
+        outputs.pop(name, None)
+        outputs[name] = output
     return outputs
