@@ -77,45 +77,26 @@ def _on_cpu(part: State) -> State:
     return moved
 
 
-def _rows_of(part: State) -> State:
-    """What a micro-batch holds for each image."""
-    outputs = {name: [output for output, _ in calls] for name, calls in part["tape"]["outputs"].items()}
-    rows = {name: part[name] for name in ("images", "labels", "features")}
-    return {**rows, "tape_images": part["tape"]["images"], "outputs": outputs}
-
-
-def _with_rows(part: State, rows: State, share: float, weight: float) -> State:
-    """A micro-batch with other rows and the random-number states that it had."""
-    rows = dict(rows)
-    outputs = {
-        name: [(output, random) for output, (_, random) in zip(rows["outputs"][name], calls, strict=True)]
-        for name, calls in part["tape"]["outputs"].items()
-    }
-    tape = {**part["tape"], "images": rows.pop("tape_images"), "outputs": outputs}
-    del rows["outputs"]
-    return {**part, **rows, "tape": tape, "share": share, "weight": weight}
-
-
 def _joined(parts: Sequence[State]) -> State:
     """One micro-batch of the images of several, in their order."""
     counts = [len(part["labels"]) for part in parts]
-    flattened = [pytree.tree_flatten(_rows_of(part)) for part in parts]
-    leaves = zip(*(leaves for leaves, _ in flattened), strict=True)
-    rows = pytree.tree_unflatten([_cat(list(leaf), counts) for leaf in leaves], flattened[0][1])
-    return _with_rows(parts[0], rows, share=1.0, weight=1.0)
+    leaves, structures = zip(*(pytree.tree_flatten(part) for part in parts), strict=True)
+    whole: State = pytree.tree_unflatten([_cat(leaf, counts) for leaf in zip(*leaves, strict=True)], structures[0])
+    return {**whole, "share": 1.0, "weight": 1.0}
 
 
-def _cat(tensors: list[Any], counts: Sequence[int]) -> Any:
+def _cat(values: Sequence[Any], counts: Sequence[int]) -> Any:
     """Tensors with a row for each image put together; of other values the first."""
-    if not all(_has_rows(tensor, count) for tensor, count in zip(tensors, counts, strict=True)):
-        return tensors[0]
-    if all(map(is_shape, tensors)):
-        return tensors[0].flatten()[:1].expand(sum(counts), *tensors[0].shape[1:])
-    return torch.cat(tensors)
+    if not all(map(_has_rows, values, counts)):
+        return values[0]
+    if all(map(is_shape, values)):
+        return values[0].flatten()[:1].expand(sum(counts), *values[0].shape[1:])
+    return torch.cat(list(values))
 
 
 def _has_rows(value: Any, count: int) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == count
+    """Whether a value has a row for each of `count` images; random-number states, which are bytes, have none."""
+    return isinstance(value, Tensor) and value.dtype != torch.uint8 and value.shape[:1] == (count,)
 
 
 def _cut(part: State, micro_batch: int | None) -> list[State]:
@@ -127,6 +108,6 @@ def _cut(part: State, micro_batch: int | None) -> list[State]:
     parts = []
     for piece in positions.tensor_split(pieces):
         window = slice(int(piece[0]), int(piece[-1]) + 1)
-        rows = pytree.tree_map(lambda leaf, w=window: leaf[w] if _has_rows(leaf, total) else leaf, _rows_of(part))
-        parts.append(_with_rows(part, rows, len(piece) / len(positions), len(positions) / total))
+        rows = pytree.tree_map(lambda leaf, w=window: leaf[w] if _has_rows(leaf, total) else leaf, part)
+        parts.append({**rows, "share": len(piece) / len(positions), "weight": len(positions) / total})
     return parts
