@@ -186,7 +186,7 @@ def overflowing() -> dict[str, Any]:
         own, own_labels = distributed.shard(images).float(), distributed.shard(labels)
         last = distributed.rank() == distributed.world_size() - 1
         learner.step(own * (300.0 if last else 1e-3), own_labels)
-        scales.append(learner.scaler.get_scale())
+        scales.append(learner.executor.mixed.scaler.get_scale())
         finite.append(all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None))
     return {"state": state_of(learner), "scales": scales, "finite": finite}
 

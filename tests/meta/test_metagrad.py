@@ -129,9 +129,3 @@ def test_a_lost_tangent_is_an_error_not_a_zero() -> None:
     problem, direction, covnet = problem_of(Detached(), torch.randn(4, 3, 2, 2))
     with pytest.raises(RuntimeError, match="dropped its forward-mode tangent"):
         jvp(problem, direction, list(covnet.parameters()))
-
-
-def test_unknown_engine_is_refused() -> None:
-    problem, direction, covnet = problem_of(Attention(), torch.randn(4, 3, 4, 4))
-    with pytest.raises(ValueError, match="engine must be"):
-        meta_gradient(problem, direction, list(covnet.parameters()), "magic")

@@ -30,8 +30,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from semaug.isda.strength import Strength
-from semaug.meta.executor import Executor, Metrics
-from semaug.meta.sensitivity import clipped, direction_of, pseudo_step, sensitivities
+from semaug.meta.diagnostics import Metrics
+from semaug.meta.executor import Executor
+from semaug.meta.sensitivity import clipped, direction_of, pseudo_step
 from semaug.meta.updates import HalfBatch, MetaLoss, Update
 
 Order = Literal["paper", "pipelined"]
@@ -158,7 +159,7 @@ class Algorithm1:
         """The real update that is about to happen, with copies of what it will overwrite."""
         late = self.executor.late_parameters()
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in late.values()]
-        slopes = sensitivities(self.optimizer, list(late.values()), gradients)
+        slopes = [slope for _, slope in pseudo_step(self.optimizer, list(late.values()), gradients, move=False)]
         return Update(
             batch,
             {name: parameter.detach().clone() for name, parameter in late.items()},

@@ -26,8 +26,6 @@ from semaug.meta.updates import HalfBatch, MetaLoss, MicroBatch, Update
 from semaug.network.network import Network
 from semaug.util import distributed
 
-__all__ = ["Executor", "Metrics", "PseudoUpdate"]
-
 PseudoUpdate = Literal["global", "local"]
 
 
@@ -130,8 +128,8 @@ class Executor:
         """L_meta, the head's cross-entropy, at the present parameters, by the pass that the real update uses too."""
         late = self.late_parameters()
 
-        def loss(part: MicroBatch, features: Tensor) -> Tensor:
-            return meta_loss(features, part.labels, *self._head(), self._image_weights(part))
+        def loss(part: MicroBatch) -> Tensor:
+            return meta_loss(self.passes.first(part), part.labels, *self._head(), self._image_weights(part))
 
         gradients, value = self._gradients(batch, loss, list(late.values()))
         return MetaLoss(value, dict(zip(late, gradients, strict=True)))
@@ -140,16 +138,13 @@ class Executor:
     def meta_loss_at(self, point: Mapping[str, Tensor], batch: HalfBatch) -> MetaLoss:
         """L_meta at other late parameters. Its graph is freed before this returns."""
         point = {name: parameter.requires_grad_() for name, parameter in point.items()}
-        total: list[Tensor] | None = None
-        value = torch.zeros((), device=self.network.head.weight.device)
-        for part in batch:
+
+        def loss(part: MicroBatch) -> Tensor:
             with self.mixed.cast():
                 features = self.network.forward_at(point, part.images)
-            loss = meta_loss(features, part.labels, *self.network.head_parameters(point), self._image_weights(part))
-            loss = part.share * (1.0 if self.local else part.weight) * loss
-            total = self._add_gradients(total, loss, list(point.values()), retain=False)
-            value = value + loss.detach()
-        gradients = self._reduced(total or [], self.local)
+            return meta_loss(features, part.labels, *self.network.head_parameters(point), self._image_weights(part))
+
+        gradients, value = self._gradients(batch, loss, list(point.values()), self.local, retain=False)
         return MetaLoss(value, dict(zip(point, gradients, strict=True)), batch[0].weight if self.local else None)
 
     def real_backward(self, batch: HalfBatch, strength: Strength, detach: bool) -> tuple[Metrics, Tensor | float]:
@@ -272,10 +267,11 @@ class Executor:
         if self.meta_optimizer is not None:
             self.meta_optimizer.step()
 
-    def _detached_train_loss(self, strength: Tensor) -> Callable[[MicroBatch, Tensor], Tensor]:
+    def _detached_train_loss(self, strength: Tensor) -> Callable[[MicroBatch], Tensor]:
         """L_train of a micro-batch with Σ a constant in the features."""
 
-        def loss(part: MicroBatch, features: Tensor) -> Tensor:
+        def loss(part: MicroBatch) -> Tensor:
+            features = self.passes.first(part)
             self.passes.count(part, features)
             options = features.detach(), self.label_smoothing, self._image_weights(part)
             compute = train_loss(self.source, part.labels, strength, *options)
@@ -294,34 +290,26 @@ class Executor:
     def _gradients(
         self,
         batch: HalfBatch,
-        loss_of: Callable[[MicroBatch, Tensor], Tensor],
+        loss_of: Callable[[MicroBatch], Tensor],
         parameters: Sequence[Tensor],
         local: bool = False,
+        retain: bool = True,
     ) -> tuple[list[Tensor], Tensor]:
         """The gradient of a loss over all micro-batches and ranks, and this rank's part of its value.
 
-        With `local` the gradient is that of this rank's half batch alone.
+        With `local` the gradient is that of this rank's half batch alone. Without `retain` the graph is freed.
         """
         total: list[Tensor] | None = None
         value = torch.zeros((), device=self.network.head.weight.device)
         for part in batch:
-            loss = part.share * (1.0 if local else part.weight) * loss_of(part, self.passes.first(part))
-            total = self._add_gradients(total, loss, parameters)
+            loss = part.share * (1.0 if local else part.weight) * loss_of(part)
+            scaled = self.mixed.scaled(loss)
+            total = _sum(total, torch.autograd.grad(scaled, parameters, retain_graph=retain, materialize_grads=True))
             value = value + loss.detach()
             if not part.is_whole and part.tape is not None:
                 part.tape.rest = None  # it belongs to the graph of the late part, which is freed here
-        return self._reduced(total or [], local), value
-
-    def _add_gradients(
-        self, total: list[Tensor] | None, loss: Tensor, parameters: Sequence[Tensor], retain: bool = True
-    ) -> list[Tensor]:
-        """Add the gradient of a loss, multiplied by the loss scale, to `total`."""
-        scaled = self.mixed.scaled(loss)
-        return _sum(total, list(torch.autograd.grad(scaled, parameters, retain_graph=retain, materialize_grads=True)))
-
-    def _reduced(self, gradients: list[Tensor], local: bool) -> list[Tensor]:
-        """Gradients without the loss scale, summed over all ranks unless `local`."""
-        return self.mixed.unscaled(gradients if local else distributed.sum_over_ranks(gradients))
+        own = total or []
+        return self.mixed.unscaled(own if local else distributed.sum_over_ranks(own)), value
 
     def _clip_(self, gradients: list[Tensor]) -> Tensor | float:
         """Scale gradients in place to a norm of at most `clip_norm`; returns the factor."""
@@ -344,5 +332,5 @@ def _laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
     return torch.empty_like(parameter).copy_(gradient)
 
 
-def _sum(total: list[Tensor] | None, gradients: list[Tensor]) -> list[Tensor]:
-    return gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
+def _sum(total: list[Tensor] | None, gradients: Sequence[Tensor]) -> list[Tensor]:
+    return list(gradients) if total is None else [a + b for a, b in zip(total, gradients, strict=True)]

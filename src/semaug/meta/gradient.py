@@ -43,12 +43,7 @@ def meta_gradient(
 
     Returns:
         One gradient for each parameter.
-
-    Raises:
-        ValueError: If the engine is unknown.
     """
-    if engine not in ("jvp", "double_backward"):
-        raise ValueError(f"engine must be 'jvp' or 'double_backward', not {engine!r}")
     if engine == "jvp" and problem.network not in _without_forward_mode:
         try:
             return jvp(problem, direction, parameters)

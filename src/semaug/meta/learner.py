@@ -170,11 +170,6 @@ class LearnableAugmentation:
         return self.algorithm.half_steps
 
     @property
-    def scaler(self) -> GradScaler | None:
-        """The gradient scaler, if there is one."""
-        return self.executor.mixed.scaler
-
-    @property
     def check_values(self) -> bool:
         """Whether labels and features are checked in each step."""
         return self.executor.passes.check_values

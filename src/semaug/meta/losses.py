@@ -53,15 +53,7 @@ def train_loss(
 
 
 def weighted_loss(image_weights: Tensor | None, *args: Any, **options: Any) -> Tensor:
-    """The mean :func:`~semaug.isda_loss` of a batch, with a weight for each image.
-
-    Args:
-        image_weights: Weights (N,); they need not add up to N. None: all 1.
-        *args, **options: Arguments of the loss, except `reduction`.
-
-    Returns:
-        The mean over the images of weight times loss.
-    """
+    """The mean over a batch of image weight (N,), None for 1, times :func:`~semaug.isda_loss` with these arguments."""
     if image_weights is None:
         return isda_loss(*args, **options)
     return (image_weights * isda_loss(*args, reduction="none", **options)).mean()

@@ -25,19 +25,35 @@ Step = tuple[Tensor, Sensitivity]
 
 
 @torch.no_grad()
-def pseudo_step(optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Step]:
+def pseudo_step(
+    optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor], move: bool = True
+) -> list[Step]:
     """Compute where one optimiser step would lead, and how that depends on the gradient.
 
     SGD, Adam and AdamW follow their own rule, with momentum and weight decay, also inside the wrappers of Lightning and
     Accelerate. For every other optimiser the step is ``θ − lr·∇L``, with a warning. The optimiser's state is only read.
+
+    Args:
+        optimizer: The optimiser.
+        parameters: Some of its parameters.
+        gradients: Their gradients.
+        move: False to compute the sensitivities alone; the parameters are then returned as they are.
     """
-    return _by_group(optimizer, parameters, gradients, move=True)
-
-
-@torch.no_grad()
-def sensitivities(optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Sensitivity]:
-    """Compute how one optimiser step depends on the gradient: :func:`pseudo_step` without the step."""
-    return [slope for _, slope in _by_group(optimizer, parameters, gradients, move=False)]
+    optimizer = _unwrapped(optimizer)
+    rule = _rule(optimizer)
+    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+    alike: dict[Any, list[int]] = {}  # parameters that take the same step, computed together
+    for index, parameter in enumerate(parameters):
+        state = optimizer.state.get(parameter, {})
+        key = (id(groups[parameter]), state.get("momentum_buffer") is None, _step_count(state.get("step")))
+        alike.setdefault(key, []).append(index)
+    steps: dict[int, Step] = {}
+    for indices in alike.values():
+        own = [parameters[i] for i in indices]
+        states = [optimizer.state.get(parameter, {}) for parameter in own]
+        taken = rule([p.detach() for p in own], [gradients[i] for i in indices], groups[own[0]], states, move)
+        steps |= zip(indices, taken, strict=True)
+    return [steps[index] for index in range(len(parameters))]
 
 
 def clipped(slopes: Sequence[Sensitivity], factor: Tensor | float) -> list[Sensitivity]:
@@ -62,26 +78,6 @@ def direction_of(gradient: Mapping[str, Tensor], sensitivity: Mapping[str, Sensi
         else:
             products |= zip(names, torch._foreach_mul([gradient[name] for name in names], shared), strict=True)
     return {name: products[name] for name in gradient}
-
-
-def _by_group(
-    optimizer: Optimizer, parameters: Sequence[Tensor], gradients: Sequence[Tensor], move: bool
-) -> list[Step]:
-    optimizer = _unwrapped(optimizer)
-    rule = _rule(optimizer)
-    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-    alike: dict[Any, list[int]] = {}  # parameters that take the same step, computed together
-    for index, parameter in enumerate(parameters):
-        state = optimizer.state.get(parameter, {})
-        key = (id(groups[parameter]), state.get("momentum_buffer") is None, _step_count(state.get("step")))
-        alike.setdefault(key, []).append(index)
-    steps: dict[int, Step] = {}
-    for indices in alike.values():
-        own = [parameters[i] for i in indices]
-        states = [optimizer.state.get(parameter, {}) for parameter in own]
-        taken = rule([p.detach() for p in own], [gradients[i] for i in indices], groups[own[0]], states, move)
-        steps |= zip(indices, taken, strict=True)
-    return [steps[index] for index in range(len(parameters))]
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
