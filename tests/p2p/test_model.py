@@ -19,9 +19,9 @@ from semaug.p2p.proposals import anchors, crop_parts
 CLASSES = 5
 
 
-def make(dtype=torch.float64, seed=0, **options):
+def make(dtype=torch.float64, seed=0):
     torch.manual_seed(seed)
-    return P2PNet(SmallNet(CLASSES, width=8), CLASSES, **options).to(dtype)
+    return P2PNet(SmallNet(CLASSES, width=8), CLASSES).to(dtype)
 
 
 def batch(count=3, side=64, dtype=torch.float64):
@@ -93,13 +93,13 @@ def test_images_do_not_influence_each_other_in_eval_mode():
             torch.testing.assert_close(outputs.predictions[stage, n], expected)
 
 
-def test_part_size_and_number_of_parts_can_be_chosen():
-    model = make(parts=3, part_size=48).train()
+def test_four_parts_of_half_the_side_go_through_the_backbone():
+    model = make().train()
     seen = []
     model.backbone.stem.register_forward_hook(lambda module, inputs, output: seen.append(tuple(inputs[0].shape)))
     outputs = model(batch(2)[0])
-    assert seen == [(2, 3, 64, 64), (6, 3, 48, 48)]
-    assert outputs.scores.shape == (2, 3)
+    assert seen == [(2, 3, 64, 64), (8, 3, 32, 32)]
+    assert outputs.scores.shape == (2, 4)
     with pytest.raises(ValueError, match="num_classes must be at least 2"):
         P2PNet(SmallNet(5), 1)
 

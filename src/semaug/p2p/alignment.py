@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from semaug.isda.precision import full_precision
 from semaug.util import distributed
 
+_DECAY = 0.9  # of the weight of the images seen before
+
 
 class PartAlignment(nn.Module):
     """Orders the parts of each image so that they agree best with templates.
@@ -24,7 +26,6 @@ class PartAlignment(nn.Module):
     Args:
         parts: Number of parts P, in 2 … 6.
         dimensions: Dimension D of the features.
-        decay: Weight of the images seen before.
 
     Raises:
         ValueError: `parts` is out of range.
@@ -34,11 +35,10 @@ class PartAlignment(nn.Module):
     seen: Tensor
     permutations: Tensor
 
-    def __init__(self, parts: int, dimensions: int, decay: float = 0.9) -> None:
+    def __init__(self, parts: int, dimensions: int) -> None:
         super().__init__()
         if not 2 <= parts <= 6:  # 7 parts have 5040 orders
             raise ValueError(f"parts must be in 2 … 6, not {parts}: all their orders are tried")
-        self.decay = decay
         self.register_buffer("templates", torch.zeros(parts, dimensions))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.register_buffer("permutations", torch.tensor([*itertools.permutations(range(parts))]), persistent=False)
@@ -60,7 +60,7 @@ class PartAlignment(nn.Module):
         """Move the templates towards the part `features` (N, P, D) of all ranks, in their canonical `order` (N, P)."""
         new = reordered(features.detach().to(self.templates.dtype), order).sum(0)
         total, count = distributed.sum_over_ranks([new, new.new_full((), len(features))])
-        old = self.decay * self.seen.to(new.dtype)
+        old = _DECAY * self.seen.to(new.dtype)
         self.templates.copy_((old * self.templates + total) / (old + count))
         self.seen += count.long()
 

@@ -61,11 +61,9 @@ class P2PNet(nn.Module):
     Args:
         backbone: A convolutional network of timm or torchvision, or any other sequence of modules.
         num_classes: Number of classes C, at least 2.
-        parts: Number of parts P, in 2 … 6.
-        part_size: Side of the crops that are sent through the network. Default: half the image's smaller side.
 
     Raises:
-        ValueError: The backbone has too few stages, or a number is out of range.
+        ValueError: The backbone has too few stages, or there are fewer than two classes.
 
     >>> from semaug.network.models import SmallNet
     >>> model = P2PNet(SmallNet(5), num_classes=5)
@@ -75,17 +73,17 @@ class P2PNet(nn.Module):
     torch.Size([2, 5])
     """
 
+    parts = 4
     confidences = (0.7, 0.8, 0.9)  # of the targets, stage by stage; 1 for the concatenation
     alignment_weight = 0.1
 
-    def __init__(self, backbone: nn.Module, num_classes: int, *, parts: int = 4, part_size: int | None = None) -> None:
+    def __init__(self, backbone: nn.Module, num_classes: int) -> None:
         super().__init__()
         if num_classes < 2:
             raise ValueError(f"num_classes must be at least 2, not {num_classes}")
         stages = len(self.confidences)
         self.stages = Stages(backbone, stages)
-        self.num_classes, self.parts, self.part_size = num_classes, parts, part_size
-        channels = self.stages.channels
+        self.num_classes, channels = num_classes, self.stages.channels
         hidden, dimensions = min(512, channels[-1]), max(1, channels[-1] // 2)
         self.backbone = backbone
         self.conv_blocks = nn.ModuleList(_conv_block(inputs, hidden, dimensions) for inputs in channels)
@@ -95,10 +93,10 @@ class P2PNet(nn.Module):
         )
         self.proposals = ProposalNet(channels[-1])
         self.predictors = nn.ModuleList(
-            nn.Sequential(nn.Linear(parts * dimensions, dimensions), nn.ELU(), nn.Linear(dimensions, dimensions))
+            nn.Sequential(nn.Linear(self.parts * dimensions, dimensions), nn.ELU(), nn.Linear(dimensions, dimensions))
             for _ in channels
         )
-        self.alignment = PartAlignment(parts, dimensions)
+        self.alignment = PartAlignment(self.parts, dimensions)
         self.concatenated = nn.Sequential(*_hidden_layer(stages * dimensions, hidden))
         self.head = nn.Linear(hidden, num_classes)  # the last linear layer of the model
         self.part_head = _SharedLinear(self.head)
@@ -118,7 +116,7 @@ class P2PNet(nn.Module):
         """The pass through `images` (N, 3, height, width) and their parts, in either mode."""
         maps, features, logits = self._image(images)
         scores, boxes = self._propose(maps[-1], (images.shape[2], images.shape[3]))
-        crops = crop_parts(images, boxes, self.part_size or min(images.shape[2:]) // 2)
+        crops = crop_parts(images, boxes, min(images.shape[2:]) // 2)
         part_features = self._features(self.stages.maps(self.backbone, crops.flatten(0, 1)))  # image by image
 
         def by_part(rows: Tensor) -> Tensor:
