@@ -108,7 +108,7 @@ def test_a_run_interrupted_after_its_patience_ran_out_does_not_train_on(
 ) -> None:
     settings = quick_config(photos, tmp_path / "run", epochs=30, patience=1, lr=1e-9)
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "_evaluate_best", lambda *_: _raise(KeyboardInterrupt()))
+        patch.setattr(trainer.Trainer, "evaluate_best", lambda *_: _raise(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             train(settings)
     epochs = len(read_metrics(tmp_path / "run"))

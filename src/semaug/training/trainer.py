@@ -107,59 +107,10 @@ def _run(config: TrainConfig, device: torch.device, verbose: bool) -> Path:
                     trainer.run_epoch(tracker)
                 run.wait()
             run.write_metrics(trainer.state.metrics)  # again, if the process was killed after the last checkpoint
-            optimistic = trainer.best_of_test() if config.best_of_test else None
-            progress.say(_evaluate_best(config, run, data, trainer.optimization.evaluated, tracker, optimistic))
+            progress.say(trainer.evaluate_best(tracker))
         if not config.keep_checkpoints:
             run.delete_checkpoints()
     return run.folder
-
-
-def _evaluate_best(
-    config: TrainConfig,
-    run: RunDirectory,
-    data: RunData,
-    model: nn.Module,
-    tracker: Tracker,
-    best_of_test: float | None,
-) -> str:
-    """Write the model of the best epoch and evaluate it on the test split, or else on the validation split."""
-    epoch = _write_best(config, run, model)
-    if epoch is None:
-        raise TrainingError(
-            f"no epoch of {run.folder} gave finite numbers in validation, so there is no best model; with another "
-            "`output`, try a smaller `lr`",
-            on_all_ranks=True,
-        )
-    split = "test" if "test" in data.splits else "val"
-    samples = data.splits[split]
-    settings = read_json(run.folder / "config.json") if run.writes else {}
-    network = whole_network(model).eval()
-    classifier = Classifier(network, data.classes, config.preprocessing, required(config.model), settings)
-    with Progress(quiet=not run.writes).task(f"evaluating on {split}", len(samples)) as advance:
-        result = evaluate(classifier, samples, progress=advance)
-    if run.writes:
-        write_json(run.folder / "samples.json", sample_pictures(classifier, samples, config.seed))
-        tracker.log(epoch, {f"{split}_{name}": value for name, value in result.scores.numbers().items()}, final=True)
-        optimistic = {} if best_of_test is None else {"best_of_test": best_of_test}
-        content = {"split": split, "best_epoch": epoch, **result.to_json(), **optimistic}
-        write_json(run.folder / "evaluation.json", content)
-    run.sign()
-    which = {"last": "the last", "test": "the best on the test split"}.get(config.select, "the best on validation")
-    said = f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch}, {which})"
-    return said if best_of_test is None else f"{said}; best of test, which is too high: {100 * best_of_test:.2f} %"
-
-
-def _write_best(config: TrainConfig, run: RunDirectory, model: nn.Module) -> int | None:
-    """Load the best epoch into the model and write it; returns the epoch, or None if there is none."""
-    best = run.load("best")
-    if best is None:
-        return None
-    model.load_state_dict(best["model"])
-    if METHODS[config.method].augments:
-        run.write_tensors("source.safetensors", best["source"])  # Σ, as it was for this model
-    run.write_tensors("model.safetensors", whole_network(model).state_dict())
-    run.sign()
-    return int(best["epoch"])
 
 
 @dataclass
@@ -236,10 +187,6 @@ class Trainer:
         if epoch == 1 and self._loader.waited > MUCH_WAITING * row["seconds"]:
             share = self._loader.waited / row["seconds"]
             self.progress.say(f"{percent(share, 0)} of epoch 1 was spent waiting for images; try more worker processes")
-
-    def best_of_test(self) -> float:
-        """The highest accuracy on the test split of all epochs that were evaluated on it."""
-        return max(row.get("test_top1") or row.get("val_top1") or 0.0 for row in self.state.metrics)
 
     def _train_epoch(self) -> EpochState:
         """Take the remaining steps of an epoch; at a number that is not finite, save the state before that step."""
@@ -319,6 +266,56 @@ class Trainer:
         if self.config.micro_batch is not None:
             return 4 * self.config.micro_batch
         return max(4 * self._batch_size, LEAST_ON_GPU)
+
+    def evaluate_best(self, tracker: Tracker) -> str:
+        """Write the model of the best epoch and evaluate it on the test split, or else on the validation split.
+
+        Returns:
+            A sentence with the result.
+
+        Raises:
+            TrainingError: If no epoch gave finite numbers in validation.
+        """
+        config, run, data, epoch = self.config, self.run, self.data, self._write_best()
+        if epoch is None:
+            raise TrainingError(
+                f"no epoch of {run.folder} gave finite numbers in validation, so there is no best model; with another "
+                "`output`, try a smaller `lr`",
+                on_all_ranks=True,
+            )
+        split = "test" if "test" in data.splits else "val"
+        samples = data.splits[split]
+        settings = read_json(run.folder / "config.json") if run.writes else {}
+        network = whole_network(self.optimization.evaluated).eval()
+        classifier = Classifier(network, data.classes, config.preprocessing, required(config.model), settings)
+        with Progress(quiet=not run.writes).task(f"evaluating on {split}", len(samples)) as advance:
+            result = evaluate(classifier, samples, progress=advance)
+        content = {"split": split, "best_epoch": epoch, **result.to_json()}
+        which = {"last": "the last", "test": "the best on the test split"}.get(config.select, "the best on validation")
+        message = f"{split}: top-1 {100 * result.scores.top1:.2f} % (epoch {epoch}, {which})"
+        if config.best_of_test:  # of the epochs that were evaluated on it
+            best = max(row.get("test_top1") or row.get("val_top1") or 0.0 for row in self.state.metrics)
+            content["best_of_test"] = best
+            message += f"; best of test, which is too high: {100 * best:.2f} %"
+        if run.writes:
+            write_json(run.folder / "samples.json", sample_pictures(classifier, samples, config.seed))
+            scores = {f"{split}_{name}": value for name, value in result.scores.numbers().items()}
+            tracker.log(epoch, scores, final=True)
+            write_json(run.folder / "evaluation.json", content)
+        run.sign()
+        return message
+
+    def _write_best(self) -> int | None:
+        """Load the best epoch into the model and write it; returns the epoch, or None if there is none."""
+        best, model = self.run.load("best"), self.optimization.evaluated
+        if best is None:
+            return None
+        model.load_state_dict(best["model"])
+        if METHODS[self.config.method].augments:
+            self.run.write_tensors("source.safetensors", best["source"])  # Σ, as it was for this model
+        self.run.write_tensors("model.safetensors", whole_network(model).state_dict())
+        self.run.sign()
+        return int(best["epoch"])
 
     # -- saving and resuming ------------------------------------------------------------------------------------------
 
@@ -406,7 +403,7 @@ class Trainer:
         reason = breakdown(state.metrics, len(self.data.classes), self._batches.images, self._chance)
         if reason is None:
             return
-        if _write_best(self.config, self.run, self.optimization.evaluated) is None:
+        if self._write_best() is None:
             good = "there was no epoch to save as the best"
         else:
             scores = f"the best on validation with {100 * state.best:.1f} %"
