@@ -32,7 +32,6 @@ def test_a_row_is_complete_and_consistent(method: Method) -> None:
     assert METHODS[method.base].composite is None
     assert method_on(method.composite, method.base) is method
     assert set(method.options) <= OPTIONS
-    assert set(method.defaults) <= OPTIONS
     assert issubclass(method.learner, LearnableAugmentation)
     assert isinstance(method.images(3), ImageTransforms)
     assert method.augments == ("strength" in method.options)
@@ -121,7 +120,7 @@ def test_a_new_covariance_source_needs_one_row(photos: Path, tmp_path: Path, mon
         "one variance for all dimensions, learned by the meta loop",
         source=lambda settings, num_classes, feature_dim: Tempered(),
         options=("strength", "strength_power", "meta_lr", "frozen_blocks"),
-        defaults={"interval": 3},
+        interval=3,
     )
     added(monkeypatch, row)
     options: dict[str, Any] = {"method": row.name, "epochs": 2, "augmentation": Augmentation(4.0, meta_lr=1.0)}

@@ -66,18 +66,10 @@ class PixelLoader:
 
 
 def prefetched(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Prepare batches on a GPU one ahead and on a stream of their own, beside the work on the batch before.
-
-    Args:
-        batches: Trees with tensors; on a CPU they are returned unchanged.
-        device: The device that uses them.
-    """
+    """Prepare batches, trees of tensors, one ahead on a stream of their own; on a CPU they are yielded as they come."""
     if device.type != "cuda":
-        return batches
-    return _prefetched(batches, device)
-
-
-def _prefetched(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+        yield from batches
+        return
     stream = torch.cuda.Stream(device)
 
     def prepare() -> Batch | None:
@@ -188,7 +180,8 @@ class Batches:
         transforms, total, needed = self._transforms, len(plan.indices), plan.needed
         crops = self._preprocessing.cropped(pixels, plan.boxes[:, needed], plan.flipped[needed])
         labels = self._labels[to_device(plan.indices[needed], self._labels.device)]
-        with _seeded(plan.seed):
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(plan.seed)
             if transforms.on_crops is not None:
                 crops = transforms.on_crops(crops, needed, total)
             images = self._preprocessing.normalised(crops)
@@ -207,17 +200,6 @@ class Batches:
             mixed.append([part[1:] for part in mix(some_images, some_labels)])  # the first is a partner only
         first, second = zip(*mixed, strict=True)
         return torch.cat(first), torch.cat(second)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Inside, random numbers of the CPU follow from the seed alone; afterwards, from what was drawn before."""
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
 
 
 def class_weights(images: Tensor, balance: str) -> Tensor:

@@ -4,8 +4,8 @@ A row says what happens to the images, where Σ comes from, which learner takes 
 trainer, `compare`, `reproduce`, the reports and the command line read this table; to add a method, add a row.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from torch import nn
@@ -88,7 +88,7 @@ class Method:
         composite: Name of the composite model built around the network (``"p2p"``), or None.
         base: Name of the method without the composite model. Default: its own name.
         options: Fields of :class:`Augmentation` that the method uses.
-        defaults: Defaults of fields of :class:`Augmentation` that differ from the common ones.
+        interval: Default of :attr:`Augmentation.interval`.
         width_divisor: Default hidden width of CovNet is the feature dimension divided by this.
     """
 
@@ -101,7 +101,7 @@ class Method:
     composite: Literal["p2p"] | None = None
     base: str = ""
     options: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    interval: int = 1
     width_divisor: int = 4
 
     def __post_init__(self) -> None:
@@ -126,9 +126,7 @@ class Method:
 
     def resolve(self, settings: Augmentation) -> Augmentation:
         """Fill in this method's default `interval` if the settings have None."""
-        if settings.interval is not None:
-            return settings
-        return replace(settings, interval=self.defaults.get("interval", 1))
+        return replace(settings, interval=self.interval) if settings.interval is None else settings
 
     def relevant(self, settings: Augmentation) -> Augmentation:
         """Reset the settings that this method does not use, so that they do not identify a run."""
@@ -182,7 +180,7 @@ def _on_p2p(base: Method) -> Method:
         summary=f"P2P-Net on the network; {base.summary}",
         composite="p2p",
         base=base.name,
-        defaults={"interval": 10},
+        interval=10,
         width_divisor=2,
     )
 

@@ -126,14 +126,8 @@ class Optimization:
         self.scaler = GradScaler(device.type) if config.precision == "fp16" else None
         try:
             options = (
-                "label_smoothing",
-                "clip_norm",
-                "micro_batch",
-                "compile",
-                "sync_batch_norm",
-                "autocast",
-                "graphs",
-            )
+                "label_smoothing", "clip_norm", "micro_batch", "compile", "sync_batch_norm", "autocast", "graphs"
+            )  # fmt: skip
             settings = {name: getattr(config, name) for name in options}
             if config.class_weights != "none":
                 settings["class_weights"] = class_weights(torch.tensor(class_images), config.class_weights)
