@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from semaug.meta.problem import TrainProblem, gradients_in
+from semaug.meta.problem import TrainProblem
 
 
 def double_backward(
@@ -22,4 +22,4 @@ def double_backward(
         along = torch.stack(
             [(gradient * direction[name]).sum() for name, gradient in zip(point, gradients, strict=True)]
         ).sum()
-        return gradients_in(along, parameters)
+        return list(torch.autograd.grad(along, parameters, materialize_grads=True))

@@ -10,8 +10,8 @@ random states the step uses, and whether the host waits for the GPU in it, in wh
 executes nothing.
 """
 
+import functools
 import gc
-import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -66,15 +66,7 @@ class StepGraphs:
         return sum(kind.graph is not None for kind in self._kinds.values())
 
     def step(self, images: Tensor, labels: Tensor) -> Metrics:
-        """Take a step.
-
-        Args:
-            images: Images (N, 3, H, W).
-            labels: Class indices (N,), or probabilities (N, C).
-
-        Returns:
-            The metrics of the step.
-        """
+        """Take a step on images (N, 3, H, W) and labels (N,) or (N, C); returns its metrics."""
         obstacle = self._obstacle or self._present_obstacle()
         if obstacle is not None:
             self._warn(obstacle)
@@ -226,7 +218,7 @@ class StepGraphs:
             out = self._carried[_structure(algorithm.last_real)]
             out.copy_from(algorithm.last_real)
             kind.carried_out = out.like(algorithm.last_real)
-        kind.metrics = _pack(metrics)
+        kind.metrics = {name: value.detach() for name, value in metrics.items()}
 
     def _replay(self, kind: "_Kind", images: Tensor, labels: Tensor) -> Metrics:
         algorithm = self._algorithm
@@ -240,7 +232,9 @@ class StepGraphs:
         kind.graph.replay()
         algorithm.half_steps += 2
         algorithm.last_real = None if kind.carried_out is None else map_update(kind.carried_out, _same, states.of)
-        return _unpack(kind.metrics)
+        copies = {name: torch.empty_like(value) for name, value in kind.metrics.items()}
+        torch._foreach_copy_(list(copies.values()), list(kind.metrics.values()))  # the next replay overwrites them
+        return copies
 
     def _drop_gradients(self) -> None:
         for optimizer in (self._executor.optimizer, self._executor.meta_optimizer):
@@ -261,7 +255,7 @@ class _Kind:
     labels: Tensor = field(default_factory=lambda: torch.empty(0))
     carried_in: "_Carried | None" = None
     carried_out: Update | None = None  # with tokens in place of random states
-    metrics: list[tuple[list[str], Tensor]] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=dict)
 
 
 class _Carried:
@@ -345,21 +339,6 @@ def _address(value: Any) -> Any:
     return value.data_ptr() if isinstance(value, Tensor) else value
 
 
-def _pack(metrics: Metrics) -> list[tuple[list[str], Tensor]]:
-    """Metrics as one vector for each type of number, with their names."""
-    packed = []
-    by_type = sorted(metrics, key=lambda name: str(metrics[name].dtype))
-    for _, group in itertools.groupby(by_type, key=lambda name: metrics[name].dtype):
-        names = list(group)
-        packed.append((names, torch.stack([metrics[name].detach() for name in names])))
-    return packed
-
-
-def _unpack(packed: list[tuple[list[str], Tensor]]) -> Metrics:
-    """Copies of packed metrics, which the next replay does not overwrite."""
-    return {name: value for names, vector in packed for name, value in zip(names, vector.clone().unbind(), strict=True)}
-
-
 def _first_cause(error: BaseException) -> BaseException:
     """The error that the end of a capture has hidden."""
     while error.__context__ is not None:
@@ -367,14 +346,10 @@ def _first_cause(error: BaseException) -> BaseException:
     return error
 
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
+@functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of all captures on a device, so that they share its memory."""
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
+    return torch.cuda.Stream(device)
 
 
 @contextmanager

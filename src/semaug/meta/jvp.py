@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from semaug.meta.problem import TrainProblem, global_norm, gradients_in
+from semaug.meta.problem import TrainProblem, global_norm
 from semaug.network.tangents import TangentRules
 
 
@@ -40,7 +40,7 @@ def jvp(problem: TrainProblem, direction: Mapping[str, Tensor], parameters: Sequ
         if along is None:
             primals = (problem.features.detach(), *(part.detach() for part in head))
             along = torch.func.jvp(loss, primals, (d_features, *d_head))[1]
-        return gradients_in(problem.weight * along, parameters)
+        return list(torch.autograd.grad(problem.weight * along, parameters, materialize_grads=True))
 
 
 def _features_tangent(problem: TrainProblem, direction: Mapping[str, Tensor]) -> Tensor:

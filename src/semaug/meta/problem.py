@@ -48,11 +48,6 @@ class TrainProblem:
         return f"{self.network.head_name}.weight", f"{self.network.head_name}.bias"
 
 
-def gradients_in(value: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Differentiate a number; parameters that it does not depend on get zeros."""
-    return list(torch.autograd.grad(value, parameters, materialize_grads=True))
-
-
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """The Euclidean norm of all elements of several tensors."""
     norms = torch._foreach_norm([tensor.detach() for tensor in tensors])
