@@ -9,26 +9,12 @@ Head = nn.Linear | nn.Conv2d
 
 
 def is_linear(module: nn.Module | None) -> TypeGuard[Head]:
-    """Check whether a module is a linear layer over features.
-
-    Args:
-        module: Any module, or None.
-
-    Returns:
-        True for `nn.Linear` and for a 1×1 convolution without stride, groups or padding.
-    """
+    """Whether a module is a linear layer over features: a 1×1 convolution has no stride, groups or padding."""
     if isinstance(module, nn.Conv2d):
         return module.kernel_size == (1, 1) and module.stride == (1, 1) and module.groups == 1 and not module.padding[0]
     return isinstance(module, nn.Linear)
 
 
 def weight_and_bias(head: Head) -> tuple[Tensor, Tensor | None]:
-    """Return the parameters of a head in the shapes of a linear layer.
-
-    Args:
-        head: The head, from D features to C logits.
-
-    Returns:
-        Its weight, shape (C, D), and its bias, shape (C,), or None if it has none.
-    """
+    """The weight (C, D) of a head from D features to C logits, and its bias (C,) or None."""
     return head.weight.flatten(1), head.bias

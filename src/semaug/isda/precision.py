@@ -17,24 +17,13 @@ bound costs nothing of use; and neither the loss, nor a gradient or its norm, le
 
 @contextmanager
 def full_precision(like: Tensor) -> Iterator[None]:
-    """Switch autocast off: the quadratic form subtracts nearly equal numbers and needs at least fp32.
-
-    Args:
-        like: Any tensor on the device of the computation.
-    """
+    """Switch autocast off on the device of a tensor: the quadratic form subtracts nearly equal numbers."""
     with torch.autocast(like.device.type, enabled=False):
         yield
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Convert half precision to fp32.
-
-    Args:
-        tensor: Any tensor.
-
-    Returns:
-        The tensor in fp32 if it is fp16 or bf16, otherwise the tensor itself (fp64 stays fp64).
-    """
+    """The tensor in fp32 if it is in half precision (fp16 or bf16), otherwise the tensor itself."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 

@@ -236,14 +236,7 @@ class AutoStrength(Strength):
 
 
 def make_strength(value: StrengthOption, power: float = 1.0) -> Strength:
-    """Make the strength that an option describes.
-
-    Args:
-        value: λ0 of the paper's schedule, or ``"auto"``.
-        power: α of the schedule.
-
-    Returns:
-        The strength, on the CPU.
+    """Make the strength that an option describes; `power` is α of the paper's schedule.
 
     Raises:
         ValueError: If an argument is out of range.

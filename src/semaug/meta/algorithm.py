@@ -108,13 +108,9 @@ class Algorithm1:
         return self.executor.learns_source and place == (0 if self.interval % 2 else turn % 2)
 
     def pseudo_update(self, batch: HalfBatch) -> tuple[dict[str, Tensor], Update]:
-        """Step 1: where one step of f's optimiser on the ISDA loss takes the late parameters.
+        """Step 1: the point ``θ̃_f`` to which one step of f's optimiser on the ISDA loss of X takes the late parameters.
 
-        Args:
-            batch: The half batch X.
-
-        Returns:
-            The point ``θ̃_f``, by name, and the update with its sensitivity.
+        The update that comes with it has the sensitivity of that step.
         """
         late = self.executor.late_parameters()
         gradients, clipping = self.executor.train_gradients(batch, self.strength.value)
@@ -139,14 +135,7 @@ class Algorithm1:
         return self.executor.step_source(gradients, meta_loss)
 
     def real_update(self, batch: HalfBatch) -> Metrics:
-        """Step 3: one step of f's optimiser on the ISDA loss with the present θ_g.
-
-        Args:
-            batch: The half batch X.
-
-        Returns:
-            The diagnostics of L_train, f and Σ.
-        """
+        """Step 3: one step of f's optimiser on the ISDA loss of X with the present θ_g."""
         strength = self.strength.value.clone()  # λ of this update: the backward pass also chooses the next one
         metrics, clipping = self.executor.real_backward(batch, self.strength, self.detach_real)
         if self.order == "pipelined" and self.is_differentiated():

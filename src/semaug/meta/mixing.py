@@ -90,13 +90,7 @@ class SnapMixing(Mixing):
 def draw_box(random: np.random.Generator, height: int, width: int) -> Box:
     """Draw a rectangle around a uniformly drawn pixel; what would be outside the image is cut off.
 
-    Args:
-        random: Random numbers.
-        height: Height of the image.
-        width: Width of the image.
-
-    Returns:
-        The rectangle. Before cutting, its area as a share of the image follows Beta(5, 5). It has at least one pixel.
+    Before cutting, its area as a share of the image follows Beta(5, 5). It has at least one pixel.
     """
     share = math.sqrt(random.beta(SNAPMIX_BETA, SNAPMIX_BETA))
     sides = []
@@ -165,18 +159,10 @@ def blend(values: Tensor, own: float) -> Tensor:
 
 
 def find_stages(network: Network, images: Tensor, count: int) -> list[str]:
-    """Find the modules that end the first stages: after them the resolution changes, or the features follow.
+    """Names of the modules that end the first stages: after them the resolution changes, or the features follow.
 
     Only a module through whose output alone the images act on the features is taken, so that to mix this output is to
     mix all that the network knows of the images.
-
-    Args:
-        network: The classifier.
-        images: A batch like those to come.
-        count: How many stages, at most.
-
-    Returns:
-        Names of the modules, in order.
 
     Raises:
         ModelError: There is no such module.

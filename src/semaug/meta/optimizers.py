@@ -54,9 +54,7 @@ def set_learning_rate(group: dict[str, Any], value: float) -> None:
 def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Restore the state of an optimiser, possibly from a run on another kind of device.
 
-    Args:
-        optimizer: The optimiser. The tensors of its learning rates stay where they are.
-        state: What its `state_dict` returned.
+    The tensors of its learning rates stay where they are.
 
     Raises:
         ValueError: If the state does not fit.
@@ -71,14 +69,7 @@ def load_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None
 
 
 def capture_obstacle(optimizer: Optimizer) -> str | None:
-    """Say why a CUDA graph cannot hold the steps of an optimiser; None if it can.
-
-    Args:
-        optimizer: The optimiser.
-
-    Returns:
-        The reason as a clause.
-    """
+    """Say in a clause why a CUDA graph cannot hold the steps of an optimiser; None if it can."""
     name = type(optimizer).__name__
     if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         return f"{name} wraps another optimiser in Python code"

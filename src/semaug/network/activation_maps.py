@@ -9,6 +9,7 @@ pooled maps both are equal.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -86,25 +87,18 @@ def _as_map(output: Tensor, width: int, prefix: int | None) -> Tensor | None:
 
 
 def find_map_layer(network: Network, images: Tensor) -> str:
-    """Find the module whose output is the last feature map (N, D, h, w), D the dimension of the head's input.
-
-    Args:
-        network: The classifier.
-        images: A batch like those to come.
-
-    Returns:
-        Name of the module.
+    """Name of the module whose output is the last feature map (N, D, h, w), for images like these.
 
     Raises:
-        ModelError: There is no such module.
+        ModelError: There is no such module, or its map is not pooled before the head.
     """
     noise = noise_like(images)
     known = dict(network.model.named_modules())
     for name, shape in reversed(output_shapes(network, known, noise)):
         if len(shape) == 4 and shape[1] == network.feature_dim and math.prod(shape[2:]) > 1:
             # The head sees a pooled map if it does not matter where in the map something is.
-            features = [features_with(network, noise, known[name], change) for change in (torch.clone, _turned)]
-            if are_equal(*features):
+            changes = torch.clone, partial(torch.flip, dims=(-2, -1))
+            if are_equal(*(features_with(network, noise, known[name], change) for change in changes)):
                 return name
             break
     raise ModelError(
@@ -116,16 +110,7 @@ def find_map_layer(network: Network, images: Tensor) -> str:
 
 @torch.no_grad()
 def feature_maps(network: Network, layer: str, images: Tensor) -> Tensor:
-    """The output (N, D, h, w) of a module in a pass that moves no statistics.
-
-    Args:
-        network: The classifier.
-        layer: Name of the module.
-        images: Batch (N, 3, H, W).
-
-    Returns:
-        The feature maps, without a graph.
-    """
+    """The output (N, D, h, w) of the module `layer` on images (N, 3, H, W), in a pass that moves no statistics."""
     with recorded_outputs({layer: network.model.get_submodule(layer)}) as calls:
         network.forward_late(images)
     maps: Tensor = calls[-1][1]
@@ -169,21 +154,14 @@ def noise_like(images: Tensor) -> Tensor:
     return torch.randn(2, *images.shape[1:], generator=torch.Generator().manual_seed(0)).to(images)
 
 
-def _turned(maps: Tensor) -> Tensor:
-    return maps.flip((-2, -1))
-
-
 def features_with(network: Network, noise: Tensor, module: nn.Module, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Compute features with a module's output changed.
+    """The features (N, D) of some images with a module's output changed.
 
     Args:
         network: The classifier.
-        noise: Images (2, 3, H, W).
+        noise: Images (N, 3, H, W).
         module: The module.
         change: Called with the module's output; what it returns takes its place.
-
-    Returns:
-        The features (2, D).
     """
     with _quietly(network, noise), hooked(module, change):
         return network.forward_late(noise)[0]

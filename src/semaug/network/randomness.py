@@ -206,13 +206,9 @@ class GraphRandomness:
             self._default.graphsafe_set_state(before)
 
     def prepare_replay(self, carried: Sequence[RandomState]) -> "States":
-        """Set the generators for a replay that starts now.
+        """Set the generators for a replay that starts now; `carried` are the states from the step before.
 
-        Args:
-            carried: The states that come from the step before.
-
-        Returns:
-            The states that the replayed step reads, for the tokens that it has for them.
+        Returns the states that the replayed step reads, for the tokens that it has for them.
         """
         states = States(carried, _read(self._rehearsal.device), self._rehearsal.offsets, self._known)
         for entry, generator in zip(self._rehearsal.returns, self._generators, strict=True):

@@ -146,9 +146,7 @@ class Batches:
     def remaining(self, epoch: int, state: EpochState) -> Iterator[Iterator[tuple[Tensor, Tensor, Tensor]]]:
         """Iterate over the remaining steps: images, labels, and the state of the random generator after the step.
 
-        Args:
-            epoch: Number of completed epochs.
-            state: Progress within the next one.
+        `epoch` is the number of completed epochs, and `state` the progress within the next one.
         """
         plans, ahead = tee(self._plans(epoch, state))
         needed = (plan.indices[plan.needed] for plan in ahead)
@@ -203,16 +201,9 @@ class Batches:
 
 
 def class_weights(images: Tensor, balance: str) -> Tensor:
-    """Weights of classes that make up for different numbers of images.
+    """Weights (C,) of classes with n images each, in fp64; their mean over all images is 1.
 
-    "balanced" is what scikit-learn calls so: ``N / (C·n_c)``, with N images of C classes.
-
-    Args:
-        images: Number of training images of each class (C,).
-        balance: ``"balanced"`` for weights in proportion to 1/n, ``"square-root"`` for 1/√n.
-
-    Returns:
-        Weights (C,) in fp64, whose mean over the images is 1.
+    They are proportional to 1/n for ``"balanced"``, as in scikit-learn, or to 1/√n for ``"square-root"``.
     """
     counts = images.double()
     weights = counts.clamp_min(1) ** {"balanced": -1.0, "square-root": -0.5}[balance]
