@@ -25,7 +25,7 @@ import semaug
 from semaug.isda.precision import widened
 from semaug.meta.double_backward import double_backward
 from semaug.meta.jvp import jvp
-from semaug.meta.losses import train_loss
+from semaug.meta.losses import TrainLoss
 from semaug.meta.problem import TrainProblem
 from semaug.network.models import build_model, load_weights
 from semaug.network.network import Network
@@ -108,7 +108,7 @@ class Experiment:
         direction = {name: pseudo.sensitivity[name] * value for name, value in meta_loss.gradient.items()}
         (part,) = batch
         features = widened(part.features.detach())
-        loss = train_loss(covnet, part.labels, pseudo.strength, features, 0.0)
+        loss = TrainLoss(covnet, part.labels, pseudo.strength, features, 0.0)
         problem = TrainProblem(learner.network, part.tape, pseudo.parameters, features, loss, autocast)
         inspect(problem, direction, list(covnet.parameters()))
 

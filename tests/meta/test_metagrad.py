@@ -11,7 +11,7 @@ import semaug
 from semaug.meta.double_backward import double_backward
 from semaug.meta.gradient import meta_gradient
 from semaug.meta.jvp import jvp
-from semaug.meta.losses import meta_loss, train_loss
+from semaug.meta.losses import TrainLoss, meta_loss
 from semaug.meta.problem import TrainProblem, global_norm
 from semaug.meta.updates import MicroBatch
 from semaug.network.network import Network
@@ -57,7 +57,7 @@ def test_jvp_equals_double_backward(name: str) -> None:
         gradients = torch.autograd.grad(loss, list(point.values()))
         direction = {key: pseudo.sensitivity[key] * value for key, value in zip(point, gradients, strict=True)}
         features = part.features.detach()
-        loss_of_head = train_loss(covnet, part.labels, 3.0, features, 0.0)
+        loss_of_head = TrainLoss(covnet, part.labels, 3.0, features, 0.0)
         problem = TrainProblem(network, part.tape, pseudo.parameters, features, loss_of_head)
 
         parameters = list(covnet.parameters())

@@ -6,6 +6,7 @@ whole batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from semaug.isda.sources import Source
 from semaug.isda.strength import Strength
 from semaug.meta.diagnostics import Diagnostics, Metrics
 from semaug.meta.gradient import Engine, meta_gradient
-from semaug.meta.losses import meta_loss, train_loss, train_loss_along, weighted_loss
+from semaug.meta.losses import TrainLoss, meta_loss
 from semaug.meta.passes import Passes
 from semaug.meta.precision import MixedPrecision
 from semaug.meta.problem import TrainProblem, global_norm
@@ -168,19 +169,16 @@ class Executor:
             self.passes.count(part, features)
             if part.tape is not None and part.tape.late is not None:
                 part.tape.late.release_outputs()  # the backward pass frees them
-            covariance = self.source(widened(features.detach() if detach else features), part.labels)
-            image_weights = self._image_weights(part)
-            loss = weighted_loss(
-                image_weights, features, part.labels, weight, bias, covariance, strength.value,
-                label_smoothing=self.label_smoothing, validate=False,
-            )  # fmt: skip
+            train_loss = self._train_loss(part, strength.value, features.detach() if detach else None)
+            covariance = train_loss.covariance(features)
+            loss = train_loss(features, weight, bias, covariance)
             share = part.share * part.weight
             part.features = widened(features.detach())
             head, smoothing = (weight, bias), self.label_smoothing
             with self.side.fork():  # many small kernels, which the backward pass need not wait for
                 strength.observe(part.features, part.labels, head, covariance, share, smoothing)
                 means = self.diagnostics.means(
-                    part.features, part.labels, head, loss.detach(), covariance, smoothing, image_weights
+                    part.features, part.labels, head, loss.detach(), covariance, smoothing, train_loss.image_weights
                 )
                 if part.tape is not None and part.tape.rest is not None:
                     means["rest_loss"] = part.tape.rest.detach()
@@ -227,15 +225,15 @@ class Executor:
             features = widened(part.features.detach())
             weight, bias = self.network.head_parameters(update.parameters)
             head = weight.detach(), None if bias is None else bias.detach()
-            common, image_weights = (self.source, part.labels, update.strength), self._image_weights(part)
+            train_loss = self._train_loss(part, update.strength, features if detach else None)
             problem = TrainProblem(
                 self.network,
                 part.tape,
                 update.parameters,
                 features,
-                train_loss(*common, features if detach else None, self.label_smoothing, image_weights),
+                train_loss,
                 update.precision,
-                train_loss_along(*common, features, head, detach, self.label_smoothing, image_weights),
+                partial(train_loss.along, features, head),
                 part.share * (part.weight if meta_loss.rank_weight is None else meta_loss.rank_weight),
             )
             total = _sum(total, meta_gradient(problem, direction, self.source_parameters, self.engine))
@@ -273,11 +271,13 @@ class Executor:
         def loss(part: MicroBatch) -> Tensor:
             features = self.passes.first(part)
             self.passes.count(part, features)
-            options = features.detach(), self.label_smoothing, self._image_weights(part)
-            compute = train_loss(self.source, part.labels, strength, *options)
-            return _with_rest(part, compute(features, *self._head()))
+            return _with_rest(part, self._train_loss(part, strength, features.detach())(features, *self._head()))
 
         return loss
+
+    def _train_loss(self, part: MicroBatch, strength: Tensor, source_input: Tensor | None) -> TrainLoss:
+        weights = self._image_weights(part)
+        return TrainLoss(self.source, part.labels, strength, source_input, self.label_smoothing, weights)
 
     def _image_weights(self, part: MicroBatch) -> Tensor | None:
         """The weights (n,) of a micro-batch's images: those of its mixture times those of its classes."""

@@ -1,7 +1,7 @@
 """L_train and L_meta as functions of features and head."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,98 +20,82 @@ HeadLossAlong = Callable[[Tensor, Tensor, Tensor | None], Tensor | None]
 there is no closed form."""
 
 
-def train_loss(
-    source: Source,
-    labels: Tensor,
-    strength: float | Tensor,
-    source_input: Tensor | None,
-    label_smoothing: float,
-    image_weights: Tensor | None = None,
-) -> HeadLoss:
-    """L_train, the ISDA loss with Σ from a source.
+@dataclass(frozen=True, eq=False)
+class TrainLoss:
+    """L_train, the ISDA loss with Σ from a source, as a function of features and head.
 
     Args:
         source: Where Σ comes from.
         labels: Class indices (N,), or probabilities (N, C).
         strength: λ.
-        source_input: Features (N, D) that Σ is computed from; None for those that the loss is called with.
+        source_input: Features (N, D) that Σ is computed from, which makes it a constant in the features that the loss
+            is called with; None for those.
         label_smoothing: Label smoothing, in [0, 1].
-        image_weights: Weights (N,) of the images; None: all 1.
-
-    Returns:
-        The loss as a function of features and head.
+        image_weights: Weights (N,) of the images, which need not add up to N; None: all 1.
     """
 
-    def loss(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        covariance = source(widened(features if source_input is None else source_input), labels)
-        return weighted_loss(
-            image_weights, features, labels, weight, bias, covariance, strength,
-            label_smoothing=label_smoothing, validate=False,
+    source: Source
+    labels: Tensor
+    strength: float | Tensor
+    source_input: Tensor | None
+    label_smoothing: float
+    image_weights: Tensor | None = None
+
+    def covariance(self, features: Tensor) -> Covariance:
+        """Σ of the samples."""
+        covariance: Covariance = self.source(
+            widened(features if self.source_input is None else self.source_input), self.labels
+        )
+        return covariance
+
+    def __call__(
+        self, features: Tensor, weight: Tensor, bias: Tensor | None, covariance: Covariance | None = None
+    ) -> Tensor:
+        """The mean over the samples; `covariance` is Σ, if it is known already."""
+        covariance = self.covariance(features) if covariance is None else covariance
+        losses = isda_loss(
+            features, self.labels, weight, bias, covariance, self.strength, label_smoothing=self.label_smoothing,
+            reduction="mean" if self.image_weights is None else "none", validate=False,
         )  # fmt: skip
+        return losses if self.image_weights is None else (self.image_weights * losses).mean()
 
-    return loss
+    def along(
+        self,
+        features: Tensor,
+        head: tuple[Tensor, Tensor | None],
+        d_features: Tensor,
+        d_weight: Tensor,
+        d_bias: Tensor | None,
+    ) -> Tensor | None:
+        """The derivative along a direction, in closed form for a diagonal Σ and differentiable in θ_g.
 
+        Args:
+            features: Features (N, D) at which to differentiate; those of `source_input`, if there is one.
+            head: Weight (C, D) and bias (C,) at which to differentiate.
+            d_features, d_weight, d_bias: The direction.
 
-def weighted_loss(image_weights: Tensor | None, *args: Any, **options: Any) -> Tensor:
-    """The mean over a batch of image weight (N,), None for 1, times :func:`~semaug.isda_loss` with these arguments."""
-    if image_weights is None:
-        return isda_loss(*args, **options)
-    return (image_weights * isda_loss(*args, reduction="none", **options)).mean()
-
-
-def train_loss_along(
-    source: Source,
-    labels: Tensor,
-    strength: float | Tensor,
-    features: Tensor,
-    head: tuple[Tensor, Tensor | None],
-    detach: bool,
-    label_smoothing: float,
-    image_weights: Tensor | None = None,
-) -> HeadLossAlong:
-    """The derivative of L_train along a direction, in closed form for a diagonal Σ.
-
-    Args:
-        source: Where Σ comes from.
-        labels: Class indices (N,), or probabilities (N, C).
-        strength: λ.
-        features: Features (N, D) at which to differentiate.
-        head: Weight (C, D) and bias (C,) at which to differentiate.
-        detach: Whether Σ is a constant in the features.
-        label_smoothing: Label smoothing, in [0, 1].
-        image_weights: Weights (N,) of the images; None: all 1.
-
-    Returns:
-        The derivative as a function of the direction.
-    """
-
-    def along(d_features: Tensor, d_weight: Tensor, d_bias: Tensor | None) -> Tensor | None:
+        Returns:
+            The derivative; None if Σ has another form.
+        """
         kinds: list[type] = []
 
         def variance_at(features: Tensor) -> Tensor:
-            covariance: Covariance = source(features, labels)
+            covariance = self.covariance(features)
             kinds.append(type(covariance))
             return covariance.diagonal()
 
         d_variance: Tensor | None = None
-        if detach:
-            variance = variance_at(features)
-        else:
+        if self.source_input is None:
             variance, d_variance = torch.func.jvp(variance_at, (features,), (d_features,))[:2]
+        else:
+            variance = variance_at(features)
         if kinds != [Diagonal]:
             return None
         return isda_loss_along(
-            features,
-            labels,
-            *head,
-            Diagonal(variance),
-            strength,
+            features, self.labels, *head, Diagonal(variance), self.strength,
             direction=(d_features, d_weight, d_bias, d_variance),
-            label_smoothing=label_smoothing,
-            image_weights=image_weights,
-        )
-
-    return along
+            label_smoothing=self.label_smoothing, image_weights=self.image_weights,
+        )  # fmt: skip
 
 
 def meta_loss(
