@@ -27,7 +27,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from semaug.isda.strength import Strength
 from semaug.meta.diagnostics import Metrics
@@ -43,7 +42,6 @@ class Algorithm1:
 
     Args:
         executor: Computes losses and gradients, and applies the optimisers' steps.
-        optimizer: Optimiser of f.
         order: ``"paper"`` or ``"pipelined"``.
         interval: The pseudo and meta updates run in one of `interval` half steps.
         detach_real: Whether Σ is a constant in the real update. The authors' code lets its gradient flow into the
@@ -51,16 +49,8 @@ class Algorithm1:
         strength: λ during training.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        optimizer: Optimizer,
-        order: Order,
-        interval: int,
-        detach_real: bool,
-        strength: Strength,
-    ) -> None:
-        self.executor, self.optimizer = executor, optimizer
+    def __init__(self, executor: Executor, order: Order, interval: int, detach_real: bool, strength: Strength) -> None:
+        self.executor, self.optimizer = executor, executor.optimizer
         self.order, self.interval, self.detach_real, self.strength = order, interval, detach_real, strength
         self.half_steps = 0
         self.last_real: Update | None = None  # pipelined: the real update that the next meta update goes through

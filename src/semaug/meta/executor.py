@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from semaug.isda.precision import widened
 from semaug.isda.sources import Source
 from semaug.isda.strength import Strength
-from semaug.meta.diagnostics import Diagnostics, Metrics
+from semaug.meta.diagnostics import Diagnostics, Metrics, sample_means
 from semaug.meta.gradient import Engine, meta_gradient
 from semaug.meta.losses import TrainLoss, meta_loss
 from semaug.meta.passes import Passes
@@ -174,12 +174,9 @@ class Executor:
             loss = train_loss(features, weight, bias, covariance)
             share = part.share * part.weight
             part.features = widened(features.detach())
-            head, smoothing = (weight, bias), self.label_smoothing
             with self.side.fork():  # many small kernels, which the backward pass need not wait for
-                strength.observe(part.features, part.labels, head, covariance, share, smoothing)
-                means = self.diagnostics.means(
-                    part.features, part.labels, head, loss.detach(), covariance, smoothing, train_loss.image_weights
-                )
+                strength.observe(part.features, part.labels, (weight, bias), covariance, share, self.label_smoothing)
+                means = sample_means(train_loss, part.features, (weight, bias), covariance, loss.detach())
                 if part.tape is not None and part.tape.rest is not None:
                     means["rest_loss"] = part.tape.rest.detach()
                 sums = {name: share * value.double() + sums.get(name, 0) for name, value in means.items()}

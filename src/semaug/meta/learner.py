@@ -155,7 +155,7 @@ class LearnableAugmentation:
             check_values=check_values,
         )
         self._strength = make_strength(strength, strength_power).to(self.network.head.weight.device)
-        self.algorithm = self._algorithm(self.executor, optimizer, order, interval, detach_real, self._strength)
+        self.algorithm = self._algorithm(self.executor, order, interval, detach_real, self._strength)
         graphed = graphs and self._capturable and devices.has_graphs(self.network.head.weight.device)
         self._graphs = StepGraphs(self.algorithm, self._run_step) if graphed else None
 

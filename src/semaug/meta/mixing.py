@@ -208,6 +208,7 @@ def _is_bottleneck(network: Network, module: nn.Module, noise: Tensor) -> bool:
 class _MixingLearner(LearnableAugmentation):
     algorithm: Mixing
     _capturable = False  # boxes and layers are drawn on the host in every half step
+    _compilable = True
 
     def __init__(
         self, model: nn.Module | Network, optimizer: Optimizer, source: Source | None = None, *args: Any, **options: Any
@@ -220,6 +221,8 @@ class _MixingLearner(LearnableAugmentation):
             raise ValueError(f"{name} has no meta loop, and the source of Σ has parameters to learn; give another one")
         if self.network.composite is not None:
             raise ValueError(f"{name} does not go with a composite model, whose other losses need class indices")
+        if self.network.is_compiled and not self._compilable:
+            raise ValueError(f"{name} changes what the network computes in every half step; leave out `compile`")
         if self.executor.micro_batch == 1:
             raise ValueError(f"{name} mixes the images of a micro-batch; `micro_batch` must be at least 2")
 
@@ -292,13 +295,7 @@ class ManifoldMixup(_MixingLearner):
     """
 
     _algorithm = ManifoldMixing
-
-    def __init__(
-        self, model: nn.Module | Network, optimizer: Optimizer, source: Source | None = None, *args: Any, **options: Any
-    ) -> None:
-        super().__init__(model, optimizer, source, *args, **options)
-        if self.network.is_compiled:
-            raise ValueError("ManifoldMixup changes what the network computes in every half step; leave out `compile`")
+    _compilable = False
 
 
 class DominantClassCovariance(ClassCovariance):
