@@ -96,16 +96,9 @@ class ISDALoss(nn.Module):
             self.covariance.update(features.detach(), labels)
         covariance = self.covariance(features, labels)
         loss = isda_loss(
-            features,
-            labels,
-            weight,
-            bias,
-            covariance,
-            value,
-            label_smoothing=self.label_smoothing,
-            reduction=self.reduction,
-            validate=False,
-        )
+            features, labels, weight, bias, covariance, value,
+            label_smoothing=self.label_smoothing, reduction=self.reduction, validate=False,
+        )  # fmt: skip
         if follow:
             share = 1 / distributed.world_size()
             self.strength.observe(features, labels, (weight, bias), covariance, share, self.label_smoothing)

@@ -27,9 +27,10 @@ class Passes:
         self.record = False  # whether passes record their operators, for a tangent pass to follow
 
     def first(self, part: MicroBatch) -> Tensor:
-        """Features with a graph: of a half batch that of the whole network, which is kept; else of the late part.
+        """Features with their graph, for the pseudo update and the meta loss.
 
-        A micro-batch goes through the whole network in the real update, so that only one graph is held at a time.
+        The graph of a whole half batch is that of the whole network, and is kept for the real update. The graph of a
+        micro-batch is that of the late part; the real update repeats the pass, so that only one graph exists at a time.
         """
         if part.is_whole and part.features is not None:
             return part.features
@@ -44,7 +45,10 @@ class Passes:
         return features
 
     def real(self, part: MicroBatch) -> Tensor:
-        """Features with the graph of the whole network: the kept ones, or those of a pass with the same masks."""
+        """Features with the graph of the whole network, for the real update.
+
+        They are those of :meth:`first`, or for a micro-batch those of another pass with the same random masks.
+        """
         if part.is_whole:
             return self.first(part)
         first = part.tape

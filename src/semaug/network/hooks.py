@@ -10,9 +10,9 @@ from torch.utils.hooks import RemovableHandle
 
 
 def hooked(module: nn.Module, change: Callable[[Any], Any]) -> RemovableHandle:
-    """Inside, call a function on the module's outputs; what it returns, unless None, takes their place. Views follow.
+    """In a `with` block, call a function on a module's outputs, also in views of the model.
 
-    Outside, no hook is left, which would also run in a copy of the module.
+    What the function returns, unless None, takes the place of the output.
     """
     return module.register_forward_hook(lambda _module, _inputs, output: change(output))
 
@@ -21,7 +21,7 @@ def hooked(module: nn.Module, change: Callable[[Any], Any]) -> RemovableHandle:
 def recorded_outputs(
     modules: Mapping[str, nn.Module], read: Callable[[Any], Any] = lambda output: output
 ) -> Iterator[list[tuple[str, Any]]]:
-    """List name and output of every call of the modules inside, in order; of the output only what `read` returns."""
+    """In a `with` block, list the name and the output, or what `read` returns for it, of every call of some modules."""
     calls: list[tuple[str, Any]] = []
 
     def record(name: str, output: Any) -> None:

@@ -169,14 +169,7 @@ class Network:
         return {n: p for n, p in parameters.items() if p.requires_grad and n not in self._early_parameters}
 
     def head_parameters(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Weight (C, D) and bias (C,) of the head.
-
-        Args:
-            parameters: Parameters by name; for those that are missing the model's own are used.
-
-        Returns:
-            The weight, and the bias or None if the head has none.
-        """
+        """Weight (C, D) of the head, and its bias (C,) or None; the model's own unless they are in `parameters`."""
         weight, bias = weight_and_bias(self.head)
         weight = parameters.get(f"{self.head_name}.weight", weight).flatten(1)
         return weight, parameters.get(f"{self.head_name}.bias", bias)
@@ -200,15 +193,7 @@ class Network:
         return self._record(self._view(images, tracks=True), tape, labels), tape
 
     def forward_late(self, images: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tape]:
-        """A pass with the graph of the late part only, which moves no statistics.
-
-        Args:
-            images: Batch (N, …).
-            labels: Labels of the batch, for the rest of a composite model's loss.
-
-        Returns:
-            Features (N, D) with the graph of the late part, and the tape of the pass.
-        """
+        """A pass like :meth:`forward`, but with the graph of the late part only, which moves no statistics."""
         tape = Tape.start(images)
         return self._record(self._view(images, tracks=False), tape, labels), tape
 
@@ -229,14 +214,11 @@ class Network:
             return self._checked(self._run_head(view.root, images), images)
 
     def replay(self, parameters: Mapping[str, Tensor], tape: Tape) -> Tensor:
-        """The late part of a recorded pass again, with the same early outputs and random masks.
+        """Features (N, D) of the late part of a recorded pass, repeated with the same early outputs and random masks.
 
         Args:
             parameters: Values of late parameters, by name; the others are the model's own.
             tape: Tape of the recorded pass.
-
-        Returns:
-            Features (N, D).
         """
         view = self._view(tape.images, tracks=False)
         with view.replaying(tape), view.at(parameters), self._batch_norm():

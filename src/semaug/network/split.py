@@ -35,7 +35,7 @@ def split_model(
         model: The model; its modes and the random generators are left as they are.
         head: Name and module of its head.
         early_parameters: Names of the parameters of the early blocks.
-        run: The whole pass of a view on images, without labels; returns features (N, D) and something else.
+        run: The whole pass of a view on images, without labels; returns features (N, D), and None.
         run_head: The pass of the model as far as the head needs it; returns logits (N, C).
         images: A batch like those to come.
 
