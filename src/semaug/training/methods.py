@@ -16,6 +16,9 @@ from semaug.data.augmentation import IMAGE_TRANSFORMS, PLAIN, ImageTransforms
 from semaug.isda.precision import LARGEST_STRENGTH
 from semaug.isda.sources import ClassCovariance, Constant, CovNet, Sharing, Source
 from semaug.isda.strength import StrengthOption
+from semaug.meta.algorithm import Order
+from semaug.meta.executor import PseudoUpdate
+from semaug.meta.gradient import Engine
 from semaug.meta.learner import JointAugmentation, LearnableAugmentation
 from semaug.meta.mixing import DominantClassCovariance, ManifoldMixup, SnapMix
 from semaug.meta.optimizers import make_optimizer
@@ -52,9 +55,9 @@ class Augmentation:
     """Optimiser of CovNet."""
     meta_momentum: BelowOne = setting(0.0, "method")
     """Momentum of CovNet's sgd."""
-    order: Literal["paper", "pipelined"] = setting("paper", "method")
+    order: Order = setting("paper", "method")
     """Order of the updates: the paper's, or the pipelined one, which costs less."""
-    engine: Literal["jvp", "double_backward"] = setting("jvp", "method")
+    engine: Engine = setting("jvp", "method")
     """How the meta-gradient is computed. Both engines give the same result; jvp is faster."""
     frozen_blocks: Annotated[FrozenBlocks, Range(0, 10_000)] = setting("auto", "method")
     """Freeze the stem and the first N blocks in the pseudo update; stem freezes the stem alone, 0 nothing. auto: five
@@ -65,7 +68,7 @@ class Augmentation:
     P2P-Net, as in the paper."""
     detach_real: bool = setting(False, "method")
     """Stop gradients from Σ into the features in the real update."""
-    pseudo: Literal["global", "local"] = setting("global", "method")
+    pseudo: PseudoUpdate = setting("global", "method")
     """Under torchrun: compute pseudo update and meta loss from the images of all processes (global), or from each
     process's own images as in the authors' code (local), which communicates less."""
 

@@ -16,6 +16,7 @@ from semaug.inference.runs import read_description
 from semaug.network.pretrained import pixel_statistics
 from semaug.training.methods import METHODS, Augmentation, MethodName
 from semaug.training.recipes import RECIPES, RecipeName, choose_recipe, describe_recipes
+from semaug.training.tracking import Track
 from semaug.util.devices import choose_device
 from semaug.util.errors import SemaugError, SettingError
 from semaug.util.ranges import (
@@ -183,7 +184,7 @@ class TrainConfig:
     on_bad_image: OnBadImage = setting("stop", "data", identifies=False)
     """Unreadable images: stop before training and list them, or skip them. With streamed images, stop does not check
     them in advance: the first one ends training."""
-    track: Literal["tensorboard", "wandb"] | None = setting(None, "output", identifies=False)
+    track: Track | None = setting(None, "output", identifies=False)
     """Also log settings, metrics and evaluation to TensorBoard (OUTPUT/tensorboard) or Weights & Biases. Needs pip
     install '.[tensorboard]' or '.[wandb]'. Default: neither."""
     images_on: Literal["gpu", "ram", "stream"] | None = setting(None, "data", identifies=False)
