@@ -47,20 +47,20 @@ def main(mode: str) -> None:
     worst = 0.0
     for name, case in CASES.items():
         distributed.BUCKET = 1 if name == "small buckets" else 32 * 2**20
-        distributed.traffic.reset()
         start = time.perf_counter()
-        state, metrics = ranks.trained(case)
+        with ranks.counting() as sent:
+            state, metrics = ranks.trained(case)
         seconds = time.perf_counter() - start
         error = max(float((state[key] - value).abs().max()) for key, value in alone[name][0].items())
         of_metrics = max(abs(metrics[key] - value) for key, value in alone[name][1].items())
-        sent = distributed.traffic
-        assert sent.reduced > 0
-        assert (sent.gathered > 0) == (case.source == "class-wise")
+        sizes = 8 * case.half_steps  # an integer for each half batch
+        assert sent["all_reduce"] > 0
+        assert (sent["all_gather"] > sizes) == (case.source == "class-wise")
         worst = max(worst, error)
         if distributed.is_rank_zero():
             print(
                 f"{mode}, {name}: parameters differ by {error:.1e}, metrics by {of_metrics:.1e}; {seconds:.1f} s, "
-                f"{sent.reduced} bytes to sums, {sent.gathered} gathered",
+                f"{sent['all_reduce']} bytes to sums, {sent['all_gather']} gathered",
                 flush=True,
             )
     dist.barrier()

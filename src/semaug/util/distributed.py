@@ -9,7 +9,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -38,20 +37,6 @@ def _collective() -> Iterator[None]:
     except RuntimeError as error:  # NCCL raises subclasses, gloo the plain class
         reason = str(error).partition("\n")[0]
         raise PeerLostError(f"the connection to the other processes is lost ({reason})") from error
-
-
-@dataclass
-class Traffic:
-    """Bytes that this process has sent through collective operations; docs/distributed.md predicts them."""
-
-    reduced: int = 0
-    gathered: int = 0
-
-    def reset(self) -> None:
-        self.reduced = self.gathered = 0
-
-
-traffic = Traffic()
 
 
 def is_running() -> bool:
@@ -185,7 +170,6 @@ def shard(batch: Tensor) -> Tensor:
 def all_reduce_(tensor: Tensor) -> None:
     """Replace a contiguous tensor by its sum over all ranks, in place."""
     if is_running():
-        traffic.reduced += tensor.nbytes
         with _collective():
             dist.all_reduce(tensor)
 
@@ -280,7 +264,6 @@ def gather_rows(*tensors: Tensor) -> list[Tensor]:
     for tensor in tensors:
         own = tensor.new_zeros(max(counts), *tensor.shape[1:])
         own[: len(tensor)] = tensor
-        traffic.gathered += own.nbytes
         gathered.append(torch.cat([part[:count] for part, count in zip(_all_gather(own), counts, strict=True)]))
     return gathered
 
