@@ -463,6 +463,15 @@ class PooledVariance(Source):
         return Diagonal(pooled.expand(features.shape))
 
 
+def test_a_source_without_a_covariance_is_refused_when_it_is_made():
+    class Statistics(Source):
+        def update(self, features, labels):
+            pass
+
+    with pytest.raises(TypeError, match="forward"):
+        Statistics()
+
+
 def test_a_new_source_works_with_the_loss():
     features, labels = labelled(0, 40, 5)
     source, p = PooledVariance(CLASSES, 5).double(), references.problem("diagonal", n=6, c=CLASSES, d=5)

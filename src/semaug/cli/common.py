@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -14,7 +15,7 @@ from semaug.util.devices import choose_device as choose_device
 from semaug.util.names import printable
 
 
-class Command:
+class Command(ABC):
     """A command: a dataclass whose fields are its options."""
 
     resumable: ClassVar[bool] = False  # whether the same command resumes an interrupted one
@@ -26,9 +27,9 @@ class Command:
         """Add options that come from elsewhere, as from a file, to those of the command line."""
         return options
 
+    @abstractmethod
     def run(self) -> None:
         """Run the command with its options."""
-        raise NotImplementedError
 
 
 def say(message: str) -> None:

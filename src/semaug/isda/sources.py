@@ -11,6 +11,7 @@ adds the batch to the statistics. A new source is a subclass of :class:`Source`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -28,7 +29,7 @@ Sharing = Literal["classwise", "pooled", "shrunk", "neighbours"]
 NEIGHBOURS = 8  # classes, with the class itself, that have one covariance under the sharing "neighbours"
 
 
-class Source(nn.Module):
+class Source(nn.Module, ABC):
     """Base class of all sources of Σ: a module whose parameters, if it has any, the meta loop trains.
 
     A subclass implements :meth:`forward`, and :meth:`update` if it collects statistics. Statistics are buffers, so that
@@ -43,6 +44,7 @@ class Source(nn.Module):
         tensor([[0.5000, 2.0000]])
     """
 
+    @abstractmethod
     def forward(self, features: Tensor, labels: Tensor) -> Covariance:
         """Compute the covariances of a batch.
 
@@ -53,7 +55,6 @@ class Source(nn.Module):
         Returns:
             The covariances Σ_i of the N samples.
         """
-        raise NotImplementedError
 
     def update(self, features: Tensor, labels: Tensor) -> None:
         """Add a batch to the statistics; by default there are none.

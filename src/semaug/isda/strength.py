@@ -6,6 +6,7 @@ augmentation takes a share of what the network knows: of the way from its cross-
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -53,7 +54,7 @@ def strength(step: float, total: float, maximum: float = 10.0, power: float = 1.
     return float((step / total) ** power * maximum)
 
 
-class Strength(WideBuffers):
+class Strength(WideBuffers, ABC):
     """λ as it changes during training: a number on the training device, which the host need not know.
 
     Attributes:
@@ -66,6 +67,7 @@ class Strength(WideBuffers):
         super().__init__()
         self.register_buffer("value", torch.tensor(value, dtype=torch.float64))
 
+    @abstractmethod
     def set_progress(self, progress: float) -> None:
         """Say how much of training is done.
 
@@ -75,7 +77,6 @@ class Strength(WideBuffers):
         Raises:
             ValueError: If it is outside this range.
         """
-        raise NotImplementedError
 
     def check_ready(self) -> None:
         """Raise `ValueError` if λ needs to know the progress of training and does not."""
