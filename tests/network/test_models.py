@@ -1,5 +1,6 @@
 """Models by name, and weights from files that may be hostile."""
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -139,6 +140,14 @@ def test_files_with_code_or_damage_are_refused_without_running_anything(tmp_path
             read_weights(tmp_path / name)
         assert name in str(caught.value)
     assert not (tmp_path / "owned").exists()
+
+
+def test_a_file_of_very_many_tensors_is_not_read(tmp_path: Path) -> None:
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"extra.{i}": empty for i in range(10_001)}).encode()
+    (tmp_path / "many.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match="it has 10001 tensors, and at most 10000 are read"):
+        read_weights(tmp_path / "many.safetensors")
 
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from semaug.data.images import Preprocessing
 from semaug.inference.loop import predict_logits
@@ -183,12 +184,15 @@ def load_classifier(run: Path, device: str | torch.device = "cpu") -> Classifier
 
 def _check_weights(build: Callable[[], nn.Module], weights: Mapping[str, Tensor], file: Path) -> None:
     """Raise an error if weights do not fit a network, or it needs far more memory than they; takes none itself."""
-    with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"):
         try:
-            model = build()
-        except RuntimeError:  # a few networks compute with values when they are built
-            return
-        model.load_state_dict(weights)
+            with torch.device("meta"):
+                model = build()
+        except NotImplementedError:  # a few networks read values of tensors when they are built
+            with _WithoutParameters():
+                model = build()
+        with torch.device("meta"):
+            model.load_state_dict(weights)
     for name, own in model.state_dict().items():
         if weights[name].is_complex() or own.is_floating_point() != weights[name].is_floating_point():
             raise ModelError(f"{name} in {file} has the type {str(weights[name].dtype).removeprefix('torch.')}")
@@ -196,6 +200,16 @@ def _check_weights(build: Callable[[], nn.Module], weights: Mapping[str, Tensor]
         raise ModelError(
             f"the network of {file} needs tables of more than {MAX_BUFFER_BYTES // 10**9} GB for its images"
         )
+
+
+class _WithoutParameters(TorchFunctionMode):
+    """Create tensors that a layer will initialise itself, as its parameters, without memory, and others as usual."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if func is torch.empty and options.get("device") is None:
+            options["device"] = "meta"
+        return func(*args, **options)
 
 
 def _build(name: str, config: dict[str, Any], classes: tuple[str, ...], preprocessing: Preprocessing) -> nn.Module:

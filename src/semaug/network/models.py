@@ -13,6 +13,7 @@ from semaug.network.blocks import find_head
 from semaug.network.pretrained import pretrained_file, torchvision_file
 from semaug.util.errors import ModelError, SettingError
 
+MAX_TENSORS = 10_000  # in a file of weights; networks have at most a few thousand
 V1 = "-v1"
 """Ending of the name of a ResNet whose first bottleneck of a stage has its stride in the first convolution."""
 
@@ -193,13 +194,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Other formats (.pth, .bin) can hold code and are refused.
 
     Raises:
-        ModelError: The file is missing, damaged, or of another format.
+        ModelError: The file is missing, damaged, or of another format, or has more than `MAX_TENSORS`.
     """
-    from safetensors.torch import load_file
+    from safetensors import safe_open
 
     path = weights_file(path)
     try:
-        return load_file(path)
+        with safe_open(path, "pt") as file:
+            names = file.keys()
+            if len(names) <= MAX_TENSORS:
+                return {name: file.get_tensor(name) for name in names}
+            raise ValueError(f"it has {len(names)} tensors, and at most {MAX_TENSORS} are read")
     except Exception as error:  # safetensors raises errors of its own kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(f"cannot read weights from {path}: {reason}") from error
