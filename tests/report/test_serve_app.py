@@ -164,6 +164,16 @@ def in_format(kind: str) -> bytes:
 # ---------------------------------------------------------------------------------------------------------- uploads
 
 
+def test_a_client_that_closes_its_sending_side_is_answered(port: int) -> None:
+    large = in_format("BMP") + bytes(300_000)  # more than is read at a time
+    for content, stated, answer in [(in_format("PNG"), None, b"200 OK"), (large, None, b"200 OK"), (b"GIF", 9, b"")]:
+        with upload(port, content, stated, path="/predict") as connection:
+            connection.shutdown(socket.SHUT_WR)
+            response = b"".join(iter(lambda connection=connection: connection.recv(65536), b""))
+        assert answer in response.partition(b"\r\n")[0]
+        assert bool(response) == bool(answer)
+
+
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
 def test_images_are_answered(port: int, kind: str) -> None:
     status, headers, content = ask(port, "POST", "/answer", in_format(kind))

@@ -285,7 +285,10 @@ def address(listening: socket.socket) -> str:
 
 
 class _Protocol(H11Protocol):
-    """HTTP for clients that send each request's headers within `SILENCE_SECONDS`; uvicorn has no such limit."""
+    """HTTP for clients that send each request's headers within `SILENCE_SECONDS`; uvicorn has no such limit.
+
+    Clients may close their sending side after a whole request, where uvicorn would close the connection.
+    """
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -296,6 +299,13 @@ class _Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection open for the response, if one is due."""
+        is_due = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+        if is_due:
+            self.cycle.keep_alive = False
+        return is_due
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
