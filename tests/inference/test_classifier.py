@@ -173,12 +173,15 @@ def hostile_onnx(kind: str) -> Any:
         add("Expand", "nothing", "size", to="big")
         add("ReduceSum", "big", to="sum")
         add("Add", "mean", "sum")
-    elif kind == "time":
-        constants["size"] = np.array([1000, 1000])
+    elif kind in ("time", "time of a batch"):  # in the latter only many images take long
+        width, products = (500, 500) if kind == "time" else (100, 50)
+        constants["width"] = np.array([width, width])
+        add("Shape", "images", start=0, end=1, to="count")
+        add("Mul", "count", "width", to="size")
         add("Expand", "nothing", "size", to="product0")
-        for i in range(500):
+        for i in range(products):
             add("MatMul", f"product{i}", "product0", to=f"product{i + 1}")
-        add("ReduceSum", "product500", to="sum")
+        add("ReduceSum", f"product{products}", to="sum")
         add("Add", "mean", "sum")
     elif kind == "nodes":
         for i in range(20):
@@ -203,7 +206,7 @@ def hostile_onnx(kind: str) -> Any:
         ("loop", "has loops, branches or functions"),
         ("functions", "has loops, branches or functions"),
         ("memory", "does not run on images of size"),
-        ("time", "takes more than 0.2 s for two images"),
+        ("time", "takes more than 0.2 s for 2 images"),
         ("nodes", "has more than 20 operators"),
         ("batch", "depend on the other images of its batch, or on chance"),
         ("chance", "depend on the other images of its batch, or on chance"),
@@ -216,12 +219,23 @@ def test_onnx_with_hostile_operators_is_one_sentence(
     (folder / "model.onnx").write_bytes(hostile_onnx(kind).SerializeToString())
     sign(folder)
     if kind == "time":
-        monkeypatch.setattr("semaug.inference.onnx_model.TRIAL_SECONDS", 0.2)
+        monkeypatch.setattr("semaug.inference.onnx_model.IMAGE_SECONDS", 0.1)
     if kind == "nodes":
         monkeypatch.setattr("semaug.inference.onnx_model.MAX_NODES", 20)
     with pytest.raises(ModelError, match=sentence):
         open_classifier(folder / "model.onnx")
     assert capfd.readouterr().err == ""
+
+
+def test_every_run_of_an_onnx_file_has_a_time_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "model.onnx").write_bytes(hostile_onnx("time of a batch").SerializeToString())
+    sign(folder)
+    classifier = open_classifier(folder / "model.onnx")
+    pixels = torch.zeros(16, classifier.preprocessing.resize, classifier.preprocessing.resize, 3, dtype=torch.uint8)
+    assert classifier.logits(pixels[:1]).shape == (1, 3)
+    monkeypatch.setattr("semaug.inference.onnx_model.IMAGE_SECONDS", 0.01)
+    with pytest.raises(ModelError, match="takes more than 0.16 s for 16 images and is not used"):
+        classifier.logits(pixels)
 
 
 def test_a_large_onnx_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 The file may come from an unknown source. It is checked before use, and must not refer to other files than its own. It
 may have no loops, branches or functions, which exported networks do not have, so that the time does not depend on the
-image. Memory is limited, and the time of a first run.
+image. Memory is limited, and the time of every run, which ONNX Runtime checks between two operators.
 """
 
 import importlib
@@ -22,7 +22,7 @@ from semaug.util.errors import MissingPackageError, ModelError
 from semaug.util.untrusted import read_bytes
 
 MAX_NODES = 50_000  # exported networks have hundreds
-TRIAL_SECONDS = 60.0  # time limit of the first run, on two images
+IMAGE_SECONDS = 30.0  # time limit of a run, for each image of its batch
 MEMORY_SHARE = 0.75  # of the machine's memory, for all ONNX models of the process
 TOLERANCE = 1e-3  # of logits of an image alone and beside another, relative to the largest one if that is above 1
 MAX_ONNX_BYTES = 2_000_000_000  # a protobuf file holds at most 2 GB; larger models have their weights in a second file
@@ -63,8 +63,8 @@ class OnnxModel(nn.Module):
             _check_operators(model, file)
             del model, content
             _limit_memory(runtime)
-            options, self.run_options = runtime.SessionOptions(), runtime.RunOptions()
-            options.log_severity_level = self.run_options.log_severity_level = 4  # errors are raised, and not printed
+            options, self.runtime = runtime.SessionOptions(), runtime
+            options.log_severity_level = 4  # errors are raised, and not printed
             options.add_session_config_entry("session.use_env_allocators", "1")
             # Exported networks have no constants left to fold. In other files folding may take forever, and cannot be
             # ended.
@@ -83,18 +83,7 @@ class OnnxModel(nn.Module):
 
     def _try(self, images: Tensor) -> None:
         """Raise a ModelError if the model does not fit the files beside it, or the images of a batch affect others."""
-        timer = Timer(TRIAL_SECONDS, setattr, (self.run_options, "terminate", True))
-        timer.daemon = True
-        timer.start()
-        try:
-            together, alone = self(images), self(images[:1])
-        except ModelError as error:
-            if self.run_options.terminate:
-                message = f"{self.file} takes more than {TRIAL_SECONDS:g} s for two images and is not used"
-                raise ModelError(message) from error
-            raise
-        finally:
-            timer.cancel()
+        together, alone = self(images), self(images[:1])
         difference = float((together[:1] - alone).abs().max())  # NaN is reported with the images that it is found on
         if difference > TOLERANCE * max(1.0, float(alone.abs().max())):
             raise ModelError(
@@ -104,11 +93,21 @@ class OnnxModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the logits (N, C) of inputs (N, 3, crop, crop), on the CPU."""
+        options, limit = self.runtime.RunOptions(), IMAGE_SECONDS * max(1, len(images))
+        options.log_severity_level = 4
+        timer = Timer(limit, setattr, (options, "terminate", True))
+        timer.daemon = True
+        timer.start()
         try:
-            logits = self.session.run(None, {self.input: images.cpu().contiguous().numpy()}, self.run_options)[0]
+            logits = self.session.run(None, {self.input: images.cpu().contiguous().numpy()}, options)[0]
         except Exception as error:
+            if options.terminate:
+                message = f"{self.file} takes more than {limit:g} s for {len(images)} images and is not used"
+                raise ModelError(message) from error
             size = tuple(images.shape[1:])
             raise ModelError(f"{self.file} does not run on images of size {size}: {_reason(error)}") from error
+        finally:
+            timer.cancel()
         if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f":
             raise ModelError(
                 f"{self.file} returns {getattr(logits, 'dtype', 'a list')}, and not numbers for the classes"
