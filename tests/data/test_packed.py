@@ -154,6 +154,45 @@ def test_metadata_without_a_label_are_refused(photos: DataSet, tmp_path: Path, s
         read_data(str(folder))
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_metadata_may_name_the_splits(photos: DataSet, tmp_path: Path, suffix: str) -> None:
+    """In one folder of images, which does not say anything about them."""
+    images, listed = tmp_path / "data" / "images", list[dict[str, str]]()
+    images.mkdir(parents=True)
+    for split in photos.splits:
+        for i, (content, _, label) in enumerate(rows(photos, split)):
+            (images / f"{split[:2]}{i}.png").write_bytes(content)
+            name = "Validation" if split == "val" else split
+            listed.append({"file_name": f"images/{split[:2]}{i}.png", "label": photos.classes[label], "split": name})
+
+    def write(listed: list[dict[str, str]]) -> None:
+        csv = [",".join(listed[0]), *(",".join(row.values()) for row in listed)]
+        lines = csv if suffix == "csv" else list(map(json.dumps, listed))
+        (images.parent / f"metadata.{suffix}").write_text("\n".join(lines))
+
+    write(listed)
+    data = read_data(str(images.parent))
+    assert {name: len(samples) for name, samples in data.splits.items()} == {
+        name: len(samples) for name, samples in photos.splits.items()
+    }
+    for split, samples in data.splits.items():
+        assert samples.labels == photos.splits[split].labels
+    for wrong, sentence in {
+        "fold 3": r"line 1: the split 'fold 3' is not one of" if suffix == "jsonl" else r"line 2: the split 'fold 3'",
+        "test": "is listed twice, in test and in train",
+    }.items():
+        write([{**listed[0], "split": wrong}, *listed])
+        with pytest.raises(DataError, match=sentence):
+            read_data(str(images.parent))
+
+
+def test_damaged_metadata_beside_class_folders_are_not_ignored(tmp_path: Path) -> None:
+    folder = photo_folder(tmp_path / "photos", species=2, train=2, test=1, size=32)
+    (folder / "metadata.csv").write_bytes("file_name,label\na.png,M\u00f6we\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"metadata.csv line 2: this is not UTF-8 text"):
+        read_data(str(folder))
+
+
 def test_training_and_packing_take_them(photos: DataSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = on_the_hub(photos, tmp_path / "hub")
     run = train(quick_config(folder, tmp_path / "run", epochs=1, val_per_class=1, method="basic"))

@@ -153,6 +153,13 @@ def class_order(labels: Collection[str]) -> list[str]:
     return sorted(labels, key=lambda label: (len(label), label) if are_numbers else (0, label))
 
 
+def split_called(text: str, place: str) -> str:
+    """The split that a field of a list names; raises DataError if it is none."""
+    if text.strip().lower() not in SPLIT_NAMES:
+        raise DataError(f"{place}: the split {shown(text.strip())} is not one of {', '.join(SPLIT_NAMES)}")
+    return SPLIT_NAMES[text.strip().lower()]
+
+
 def split_in(path: Path) -> str:
     """The split that a word of a path names, as in data/test-00000-of-00002.parquet; "train" if none does."""
     words = re.findall("[a-z]+", path.as_posix().lower())

@@ -20,11 +20,11 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from semaug.data.annotations import Field, Splits, class_order, data_set, reading, split_in
+from semaug.data.annotations import Field, data_set, read_content, reading, split_called, split_in
 from semaug.data.packed import PackedImages, PackedRow, class_of, files_in, packed_data
 from semaug.data.samples import MAX_IMAGE_BYTES, DataSet
-from semaug.data.tables import cells, csv_rows, parquet_fault
-from semaug.util.errors import DataError, MissingPackageError, SemaugError
+from semaug.data.tables import Listed, Row, cells, csv_rows, holds_list, listed_splits, parquet_fault
+from semaug.util.errors import DataError, MissingPackageError
 from semaug.util.names import shown
 from semaug.util.untrusted import open_regular, parse_json, read_json, read_json_lines
 
@@ -279,32 +279,46 @@ def _metadata_files(folder: Path) -> list[Path]:
 
 
 def holds_metadata(folder: Path) -> bool:
-    """Whether a folder has metadata that lists images with labels."""
-    try:
-        return any(next(_metadata_rows(file), None) is not None for file in _metadata_files(folder))
-    except SemaugError:  # a table of something else
-        return False
+    """Whether a folder has metadata that lists images with labels; raises FileError if it cannot be read."""
+    return any(_lists_labels(file) for file in _metadata_files(folder))
+
+
+def _lists_labels(file: Path) -> bool:
+    """Whether a file of metadata begins as a list of images with labels; errors are reported when it is read."""
+    if file.suffix == ".csv":
+        return holds_list(file)
+    first = read_content(file).lstrip().split(b"\n", 1)[0]
+    return all(any(f'"{key}"'.encode() in first for key in keys) for keys in (("file_name",), _LABELS))
 
 
 def read_metadata(folder: Path) -> DataSet:
-    """Read images listed in metadata.csv or metadata.jsonl; raises DataError if it is damaged or files are missing."""
-    rows = [(file, *row) for file in _metadata_files(folder) for row in _metadata_rows(file)]
-    classes = class_order({label for *_, label in rows})
-    index = {label: i for i, label in enumerate(classes)}
-    splits: Splits = {"train": []}
-    for file, place, name, label in rows:
-        path = Field(name, f"{file} {place}").below(file.parent)
-        splits.setdefault(split_in(path.relative_to(folder)), []).append((path, index[label]))
+    """Read images listed in metadata.csv or metadata.jsonl.
+
+    The split of an image is that of its row or, if there is none, a word of its path.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        DataError: The list is damaged, lists an image twice with other labels or splits, or files are missing.
+    """
+    classes, splits = listed_splits(
+        image for file in _metadata_files(folder) if _lists_labels(file) for image in _listed(file, folder)
+    )
     return data_set(folder.resolve().name, folder, classes, splits)
 
 
-def _metadata_rows(file: Path) -> Iterator[tuple[str, str, str]]:
-    """Place in the file, name of the image and label."""
-    if file.suffix == ".csv":
-        yield from ((place, name, label) for place, name, label, _ in csv_rows(file))
-        return
+def _listed(file: Path, folder: Path) -> Iterator[Listed]:
+    for place, name, label, split in csv_rows(file) if file.suffix == ".csv" else _json_rows(file):
+        path = Field(name, f"{file} {place}").below(file.parent)
+        yield Listed(f"{file} {place}", name, path, label, split or split_in(path.relative_to(folder)))
+
+
+def _json_rows(file: Path) -> Iterator[Row]:
     for number, row in enumerate(read_json_lines(file, dict[str, Any]), start=1):
+        place = f"line {number}"
         label = next((row[key] for key in _LABELS if type(row.get(key)) in (str, int)), None)
         if not isinstance(row.get("file_name"), str) or label is None or not str(label).strip():
-            raise DataError(f"{file} line {number} has no file_name or no label")
-        yield f"line {number}", row["file_name"], str(label).strip()
+            raise DataError(f"{file} {place} has no file_name or no label")
+        split = None if row.get("split") is None else split_called(str(row["split"]), f"{file} {place}")
+        yield place, row["file_name"], str(label).strip(), split

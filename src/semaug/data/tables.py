@@ -4,18 +4,18 @@ import csv
 import importlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from semaug.data.annotations import (
     MAX_ANNOTATION_BYTES,
-    SPLIT_NAMES,
     Splits,
     class_order,
     data_set,
     read_content,
     reading,
+    split_called,
 )
 from semaug.data.samples import DataSet
 from semaug.util.errors import DataError, MissingPackageError
@@ -46,26 +46,45 @@ def read_table(path: Path) -> DataSet:
         DataError: The table is damaged or incomplete, or none of the files that it lists exists.
         MissingPackageError: Parquet needs pyarrow.
     """
-    rows = list(_parquet_rows(path) if path.suffix.lower() == ".parquet" else csv_rows(path))
-    classes = class_order({label for _, _, label, _ in rows})
-    index = {label: i for i, label in enumerate(classes)}
-    splits: Splits = {"train": []}
-    uses: dict[Path, tuple[str, str]] = {}  # label and split of each file
-    for place, image, label, split in rows:
-        if "\0" in image:
-            raise DataError(f"{path} {place}: no file can be called {shown(image)}")
-        if split.lower() not in SPLIT_NAMES:
-            raise DataError(f"{path} {place}: the split {shown(split)} is not one of {', '.join(SPLIT_NAMES)}")
-        file, use = _image(path.parent, image), (label, SPLIT_NAMES[split.lower()])
-        if uses.setdefault(file, use) != use:
-            (one, first), (other, second) = uses[file], use
-            how = f"with the labels {shown(one)} and {shown(other)}" if one != other else f"in {first} and in {second}"
-            raise DataError(f"{path} {place}: {shown(image)} is listed twice, {how}")
-        splits.setdefault(use[1], []).append((file, index[label]))
+    rows = _parquet_rows(path) if path.suffix.lower() == ".parquet" else csv_rows(path)
+    classes, splits = listed_splits(
+        Listed(f"{path} {place}", image, _image(path.parent, image), label, split or "train")
+        for place, image, label, split in rows
+    )
     files = [file for entries in splits.values() for file, _ in entries]
     if files and not any(map(os.path.isfile, files)):
         raise DataError(f"none of the {len(files)} images listed in {path} exists, first {shown(str(files[0]))}")
     return data_set(path.stem, path.parent, classes, splits, listed=False, source=path)
+
+
+class Listed(NamedTuple):
+    """An image of a list: place in the list, name as written there, file, label and split."""
+
+    place: str
+    name: str
+    file: Path
+    label: str
+    split: str
+
+
+def listed_splits(images: Iterable[Listed]) -> tuple[list[str], Splits]:
+    """The classes and splits of listed images; raises DataError if one is listed twice with other labels or splits."""
+    images = list(images)
+    classes = class_order({image.label for image in images})
+    index = {label: i for i, label in enumerate(classes)}
+    splits: Splits = {"train": []}
+    first: dict[Path, Listed] = {}
+    for image in images:
+        if "\0" in image.name:
+            raise DataError(f"{image.place}: no file can be called {shown(image.name)}")
+        other = first.setdefault(image.file, image)
+        if (other.label, other.split) != (image.label, image.split):
+            how = f"in {other.split} and in {image.split}"
+            if other.label != image.label:
+                how = f"with the labels {shown(other.label)} and {shown(image.label)}"
+            raise DataError(f"{image.place}: {shown(image.name)} is listed twice, {how}")
+        splits.setdefault(image.split, []).append((image.file, index[image.label]))
+    return classes, splits
 
 
 def _image(folder: Path, cell: str) -> Path:
@@ -78,8 +97,8 @@ def _image(folder: Path, cell: str) -> Path:
     return folder / cell.strip()
 
 
-Row = tuple[str, str, str, str]
-"""Place in the file, image, label and split."""
+Row = tuple[str, str, str, str | None]
+"""Place in the file, image, label and, if there is such a column, split."""
 
 
 def csv_rows(path: Path) -> Iterator[Row]:
@@ -126,12 +145,20 @@ def _csv_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
 def _delimiter(path: Path, text: str) -> str:
     """The character that separates the columns: the one that splits the first line into the columns that we need."""
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
-    first = text.split("\n", 1)[0]
-    for delimiter in (usual, ";", "\t", ","):
-        names = {name.strip(' "\r').lower() for name in first.split(delimiter)}
-        if all(names & set(_COLUMNS[role]) for role in ("path", "label")):
-            return delimiter
-    return usual
+    fitting = (delimiter for delimiter in (usual, ";", "\t", ",") if _lists_images(text, delimiter))
+    return next(fitting, usual)
+
+
+def holds_list(path: Path) -> bool:
+    """Whether the first line of a .csv table names columns of images and labels; the rest may be damaged."""
+    text = read_content(path).decode("utf-8-sig", errors="replace")
+    return _lists_images(text, _delimiter(path, text))
+
+
+def _lists_images(text: str, delimiter: str) -> bool:
+    first = text.lstrip().split("\n", 1)[0]
+    names = {name.strip(' "\r').lower() for name in first.split(delimiter)}
+    return all(names & set(_COLUMNS[role]) for role in ("path", "label"))
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -177,7 +204,7 @@ def _row(path: Path, place: str, texts: list[str]) -> Row:
     image, label, *split = texts
     if not image.strip() or not label.strip():
         raise DataError(f"{path} {place}: the image or its label is empty")
-    return place, image, unescape_formula(label.strip()), split[0].strip() if split else "train"
+    return place, image, unescape_formula(label.strip()), split_called(split[0], f"{path} {place}") if split else None
 
 
 def _columns(path: Path, header: list[str]) -> list[str]:
