@@ -411,6 +411,20 @@ def test_settings_come_from_a_file_and_options_override_them(photos: Path, run: 
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
+def test_numbers_in_a_file_of_settings_are_those_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """YAML would read an octal number, a date, a number of base 60, and a folder as a number."""
+    monkeypatch.chdir(tmp_path)
+    Path("settings.yaml").write_text("seed: 010\noutput: 2024-01-01\ndata: 1.10\nlr: 1e-3\n")
+    succeeds("train", "--config", "settings.yaml", "--print-config")
+    settings = yaml.safe_load(capsys.readouterr().out)
+    assert [settings[name] for name in ("seed", "data", "lr")] == [10, "1.10", 0.001]
+    Path("settings.yaml").write_text("data: birds\nlr: 1:30\n")
+    assert main(["train", "--config", "settings.yaml"]) == 2
+    assert "1:30" in capsys.readouterr().err
+
+
 def test_the_settings_of_a_run_name_its_images_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -432,6 +446,8 @@ def test_the_settings_of_a_run_name_its_images_from_any_folder(
         ("epoch: 3", "settings.yaml has an unknown setting 'epoch'; did you mean epochs?"),
         ("epochs: [1, 2]", "settings.yaml: the setting epochs has several values"),
         ("compile: maybe", "settings.yaml: the setting compile must be true or false"),
+        ("batch-size: 4\nbatch_size: 8", "settings.yaml: the setting 'batch_size' has two values"),
+        ("strength: 3\naugmentation: {strength: 5}", "settings.yaml: the setting 'strength' has two values"),
         ("a: b: c", "settings.yaml is neither YAML nor JSON (line 1)"),
         ("\0", "settings.yaml is neither YAML nor JSON"),
         ("hello", "settings.yaml does not hold settings"),

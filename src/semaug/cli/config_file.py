@@ -17,10 +17,19 @@ from semaug.util.names import shown
 from semaug.util.untrusted import read_bytes
 
 MAX_BYTES = 100_000
+MAX_TEXT = 4096  # of a setting, as of a path
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """YAML without two values for one name, tags, and aliases, which could repeat a few bytes exponentially often."""
+    """YAML without two values for one name, tags, and aliases, which could repeat a few bytes exponentially often.
+
+    Numbers stay text, as on the command line: YAML would read 010 as 8, 1:30 as 90, and the folder 1.10 as 1.1.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":bool", ":null"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
@@ -57,6 +66,10 @@ def read_flags(path: Path) -> list[str]:
     augmentation = content.pop("augmentation", {})
     if not isinstance(augmentation, dict):
         raise SettingError(f"{path}: augmentation does not hold settings")
+    names = Counter(str(name).replace("-", "_") for name in (*content, *augmentation))
+    twice = next((name for name, count in names.items() if count > 1), None)
+    if twice is not None:
+        raise SettingError(f"{path}: the setting {shown(twice)} has two values")
     settings = content | augmentation
     defaults = {option.name: option.default for kind in (TrainConfig, Augmentation) for option in fields(kind)}
     del defaults["augmentation"]
@@ -94,9 +107,8 @@ def _flag(path: Path, name: str, value: Any, defaults: dict[str, Any]) -> str:
         if not isinstance(value, bool):
             raise SettingError(f"{path}: the setting {name} must be true or false")
         return f"--{flag}" if value else f"--no-{flag}"
-    try:
-        if "\0" in (text := str(value)):
-            raise SettingError(f"{path}: the setting {name} has a null character")
-        return f"--{flag}={text}"
-    except ValueError as error:  # Python refuses to write integers of more than 4300 digits
-        raise SettingError(f"{path}: the setting {name} has too many digits") from error
+    if "\0" in (text := str(value)):
+        raise SettingError(f"{path}: the setting {name} has a null character")
+    if len(text) > MAX_TEXT:
+        raise SettingError(f"{path}: the setting {name} has more than {MAX_TEXT} characters")
+    return f"--{flag}={text}"
