@@ -17,7 +17,7 @@ from fuzzing import examples
 from replicas import put, put_image, put_lines
 from semaug.data import annotations, layouts, matlab, readers
 from semaug.data.layouts import Layout
-from semaug.data.readers import read_data, split_validation
+from semaug.data.readers import read_data, split_validation, training_splits
 from semaug.data.samples import IMAGE_SUFFIXES, DataSet, ImageFiles, embedded_birds
 from semaug.util.errors import SemaugError, SettingError
 
@@ -699,7 +699,17 @@ def test_an_image_with_two_labels_or_in_two_splits_is_refused(tmp_path, rows, se
     assert sentence in refusal(replicas.table(tmp_path / "t.csv", rows=rows))
 
 
-def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path):
+def test_an_image_that_is_listed_twice_counts_once(tmp_path):
+    rows = [f"{folder}pictures/{i}.png,{'crow' if i < 2 else 'jay'}" for folder in ("", "./") for i in range(4)]
+    data = read_data(str(replicas.table(tmp_path / "t.csv", header="path,label", rows=tuple(rows))))
+    assert data.splits["train"].labels == (0, 0, 1, 1)
+    splits = training_splits(data, val_fraction=0.5)
+    names = [splits[split].name(i) for split in ("train", "val") for i in range(len(splits[split]))]
+    assert sorted(names) == [f"pictures/{i}.png" for i in range(4)]
+
+
+@pytest.mark.parametrize("second", ["label", "Label", " label "])
+def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path, second):
     rows = ("pictures/0.png,crow,gull", "pictures/1.png,jay,jay")
-    file = replicas.table(tmp_path / "t.csv", header="path,label,label", rows=rows)
+    file = replicas.table(tmp_path / "t.csv", header=f"path,label,{second}", rows=rows)
     assert refusal(file).endswith("t.csv has two columns 'label'")

@@ -68,7 +68,13 @@ class Listed(NamedTuple):
 
 
 def listed_splits(images: Iterable[Listed]) -> tuple[list[str], Splits]:
-    """The classes and splits of listed images; raises DataError if one is listed twice with other labels or splits."""
+    """The classes and splits of listed images. One that is listed twice counts once.
+
+    Otherwise it could be among the training images and among the validation images that are drawn from them.
+
+    Raises:
+        DataError: An image is listed twice with other labels or splits.
+    """
     images = list(images)
     classes = class_order({image.label for image in images})
     index = {label: i for i, label in enumerate(classes)}
@@ -78,12 +84,13 @@ def listed_splits(images: Iterable[Listed]) -> tuple[list[str], Splits]:
         if "\0" in image.name:
             raise DataError(f"{image.place}: no file can be called {shown(image.name)}")
         other = first.setdefault(image.file, image)
-        if (other.label, other.split) != (image.label, image.split):
+        if other is image:
+            splits.setdefault(image.split, []).append((image.file, index[image.label]))
+        elif (other.label, other.split) != (image.label, image.split):
             how = f"in {other.split} and in {image.split}"
             if other.label != image.label:
                 how = f"with the labels {shown(other.label)} and {shown(image.label)}"
             raise DataError(f"{image.place}: {shown(image.name)} is listed twice, {how}")
-        splits.setdefault(image.split, []).append((image.file, index[image.label]))
     return classes, splits
 
 
@@ -215,7 +222,7 @@ def _columns(path: Path, header: list[str]) -> list[str]:
         present = [by_name[name] for name in names if name in by_name]
         if not present and role != "split":
             raise DataError(f"{path} needs a column {' or '.join(names)}; its columns are: {some(header) or 'none'}")
-        if present and header.count(present[0]) > 1:
+        if present and [column.strip().lower() for column in header].count(present[0].strip().lower()) > 1:
             raise DataError(f"{path} has two columns {shown(present[0])}")
         columns += present[:1]
     return columns
