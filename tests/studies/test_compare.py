@@ -30,7 +30,7 @@ from semaug.studies.grid import Arm, Candidate, CompareConfig
 from semaug.studies.inputs import refuse_other_inputs
 from semaug.studies.paired import Difference, paired
 from semaug.training.trainer import train
-from semaug.util.errors import DataError, SettingError
+from semaug.util.errors import DataError, RunError, SettingError
 from semaug.util.files import write_json
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -139,12 +139,15 @@ def test_a_damaged_run_is_repeated_or_named(
     assert line.endswith("metrics.jsonl line 1: val_top1 should be from 0 to 1")
 
 
-def test_runs_on_other_images_or_from_other_weights_are_not_compared(photos: Path, tmp_path: Path) -> None:
+def test_runs_on_other_images_or_with_other_weights_or_settings_are_not_compared(photos: Path, tmp_path: Path) -> None:
     data, weights = Path(shutil.copytree(photos, tmp_path / "photos")), tmp_path / "start.safetensors"
     save_file(build_model("small", 2, 32).state_dict(), weights)
     config = quick_config(data, tmp_path / "run", method="basic", epochs=1, weights=weights)
     train(config)
     refuse_other_inputs([config], read_data(str(data)))
+    for name, value in {"seed": 1, "method": "isda"}.items():  # the folder of one run was renamed to that of another
+        with pytest.raises(RunError, match=f"holds a run with other settings .*{name} .* → {value}"):
+            refuse_other_inputs([replace(config, **{name: value})], read_data(str(data)))
     other = replace(config, output=Path(shutil.copytree(tmp_path / "run", tmp_path / "other")))
     write_json(tmp_path / "other" / "manifest.json", {"files": {}, "data": "of other images"})
     with pytest.raises(DataError, match=r"other and .*run were trained on different classes or images"):

@@ -35,6 +35,18 @@ from semaug.util.untrusted import read_json
 _RESULTS = ("metrics.jsonl", "model.safetensors", "source.safetensors", "evaluation.json")
 
 
+def changed_settings(before: Mapping[str, Any], config: TrainConfig) -> dict[str, str]:
+    """The settings that identify a run and differ from those of another one: by name, a text with both values.
+
+    Args:
+        before: The config.json of the other run.
+        config: Resolved settings.
+    """
+    settings = config.to_json()
+    names = [name for name in settings if name in identifying() and before.get(name) != settings[name]]
+    return {name: f"{name} {before.get(name)} → {settings[name]}" for name in names}
+
+
 class RunDirectory:
     """The directory of one run. All ranks call its methods; rank 0 alone (`writes`) accesses files, and locks it.
 
@@ -73,7 +85,7 @@ class RunDirectory:
         return distributed.broadcast_object(complete)
 
     def _claim(self, config: TrainConfig, progress: Progress) -> bool:
-        folder, settings = self.folder, config.to_json()
+        folder = self.folder
         self._lock.enter_context(locked(folder))
         before = self._previous()
         for leftover in (*leftovers(folder), *leftovers(folder / "checkpoints")):
@@ -84,11 +96,12 @@ class RunDirectory:
             header["started"] = datetime.now(UTC).isoformat(timespec="seconds")
             header["composite"] = METHODS[config.method].composite
             header["base"] = os.path.relpath(os.path.realpath(os.curdir), os.path.realpath(folder))
-            write_json(folder / "config.json", {**header, "preprocessing": asdict(config.preprocessing), **settings})
+            settings = {"preprocessing": asdict(config.preprocessing), **config.to_json()}
+            write_json(folder / "config.json", {**header, **settings})
             return False
-        changed = [name for name, value in settings.items() if name in identifying() and before.get(name) != value]
+        changed = changed_settings(before, config)
         if changed:
-            changes = ", ".join(f"{name} {before.get(name)} → {settings[name]}" for name in changed)
+            changes = ", ".join(changed.values())
             further = f", and {folder} as `weights` to train its model further" if is_complete(folder) else ""
             raise RunError(f"{folder} holds a run with other settings ({changes}); choose another `output`{further}")
         if not config.resume:
