@@ -139,6 +139,18 @@ def test_a_damaged_run_is_repeated_or_named(
     assert line.endswith("metrics.jsonl line 1: val_top1 should be from 0 to 1")
 
 
+@pytest.mark.parametrize("name", ["comparison.json", "comparison.md", "report.html"])
+def test_a_file_of_the_users_in_the_output_folder_is_not_replaced(
+    photos: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "jobs.json").write_text("{}")
+    (tmp_path / name).write_text("my notes")
+    assert semaug(photos, tmp_path, "--model", "small", "--method", "basic") == 2
+    assert f"{name} exists and is something else, which would be lost" in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == "my notes"
+    assert not (tmp_path / "runs").exists()
+
+
 def test_runs_on_other_images_or_with_other_weights_or_settings_are_not_compared(photos: Path, tmp_path: Path) -> None:
     data, weights = Path(shutil.copytree(photos, tmp_path / "photos")), tmp_path / "start.safetensors"
     save_file(build_model("small", 2, 32).state_dict(), weights)

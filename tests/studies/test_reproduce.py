@@ -23,6 +23,7 @@ from semaug.studies.presets import all_experiments
 from semaug.studies.reproduce import Choice, reproduce
 from semaug.studies.results import Section, SeedRun, collect, known_extra, measure_extra
 from semaug.studies.scales import WORLDS, Setup, World, train_config
+from semaug.util.errors import FileError
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -52,6 +53,15 @@ def first(photos: Path, tmp_path_factory: pytest.TempPathFactory, inline_workers
         "--method", "mixup", "basic", "isda", "--network", "ResNet-50",
     ) == 2  # fmt: skip
     return output
+
+
+@pytest.mark.parametrize("name", ["results.json", "results.md", "report.html"])
+def test_a_file_of_the_users_in_the_output_folder_is_not_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / "results.json").write_text('{\n  "scale": "small"')
+    (tmp_path / name).write_text("my notes")
+    with pytest.raises(FileError, match=f"{name} exists and is something else"):
+        reproduce(["theorem"], Setup("small", tmp_path), Choice())
+    assert (tmp_path / name).read_text() == "my notes"
 
 
 def cells(output: Path, name: str) -> dict[str, dict[str, Any]]:

@@ -239,7 +239,8 @@ def compare(config: CompareConfig) -> Comparison:
     jobs_file, file, markdown, page = (config.output / name for name in names)
     with locked(config.output):
         refuse_foreign(jobs_file, _OUR_JOBS, beside=(file, markdown, page))
-        refuse_foreign(page, PAGE_START)
+        for own, beginning in {page: PAGE_START, file: b'{\n  "command": ', markdown: b"# Methods on "}.items():
+            refuse_foreign(own, beginning)
         missing = [run for run in plan if not is_complete(required(run.output), weights=False)]
         refuse_other_inputs([run for run in plan if run not in missing], data)
         alone = _note_jobs(jobs_file, plan, missing, jobs)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from semaug.data.readers import read_data
+from semaug.report.html import PAGE_START
 from semaug.studies.cells import DATASETS, Cell, Experiment
 from semaug.studies.inputs import refuse_other_inputs
 from semaug.studies.page import render
@@ -23,6 +24,7 @@ from semaug.util.locks import locked
 from semaug.util.names import counted
 from semaug.util.progress import Progress
 
+TITLE = "# Tables and figures of the paper"
 _LEFT_OUT, _NOT_REQUESTED = "left out by the options", "not requested"
 
 
@@ -96,7 +98,7 @@ class Reproduction:
 
     def markdown(self) -> str:
         """The whole result in Markdown."""
-        lines = ["# Tables and figures of the paper", "", *self.heading, ""]
+        lines = [TITLE, "", *self.heading, ""]
         for section in self.sections:
             preset = section.experiment
             lines += [f"## {preset.name}: {preset.title}", "", f"The paper: {preset.shows}", ""]
@@ -184,6 +186,8 @@ def reproduce(
     results, *pages = (setup.output / name for name in ("results.json", "results.md", "report.html"))
     with locked(setup.output):
         refuse_foreign(results, b'{\n  "scale": "full"', b'{\n  "scale": "small"', beside=pages)
+        for page, beginning in zip(pages, (TITLE.encode(), PAGE_START), strict=True):
+            refuse_foreign(page, beginning)
         plan = make_plan(chosen, setup, choice)
         if small and setup.data is None:
             for dataset in sorted({cell.dataset for run in plan.configs for cell in plan.cells[run]}):
