@@ -160,6 +160,12 @@ def test_runs_on_other_images_or_with_other_weights_or_settings_are_not_compared
     for name, value in {"seed": 1, "method": "isda"}.items():  # the folder of one run was renamed to that of another
         with pytest.raises(RunError, match=f"holds a run with other settings .*{name} .* → {value}"):
             refuse_other_inputs([replace(config, **{name: value})], read_data(str(data)))
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    write_json(tmp_path / "run" / "config.json", {**written, "precision": "bf16"})  # as if trained on a GPU
+    refuse_other_inputs([config], read_data(str(data)))
+    with pytest.raises(RunError, match="precision bf16 → fp32"):
+        refuse_other_inputs([replace(config, precision="fp32")], read_data(str(data)))
+    write_json(tmp_path / "run" / "config.json", written)
     other = replace(config, output=Path(shutil.copytree(tmp_path / "run", tmp_path / "other")))
     write_json(tmp_path / "other" / "manifest.json", {"files": {}, "data": "of other images"})
     with pytest.raises(DataError, match=r"other and .*run were trained on different classes or images"):

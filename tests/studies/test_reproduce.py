@@ -198,9 +198,11 @@ def test_mistakes_give_one_sentence_and_exit_code_2(
 
 def finish(cell: Cell, setup: Setup, seed: int, top1: float) -> None:
     """Write the files of a finished run that are read."""
-    run = train_config(cell, setup, seed).output
+    config = train_config(cell, setup, seed)
+    run = config.output
     assert run is not None
     run.mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps(config.resolve().to_json()))
     (run / "model.safetensors").write_bytes(b"")
     (run / "evaluation.json").write_text(json.dumps({"top1": top1, "split": "test"}))
     (run / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "variance_mean": 0.5, "augmentation_share": 0.1}) + "\n")

@@ -31,8 +31,9 @@ def refuse_other_inputs(finished: Sequence[TrainConfig], data: DataSet | None) -
     for run in finished:
         folder = required(run.output)
         manifest, stored = read_manifest(folder), read_json(folder / "config.json", dict[str, Any])
-        # paths may be others, since their content is compared; settings of later versions are not stored
-        comparable = stored.keys() - {"data", "weights"}
+        # Paths may be others, since their content is compared. Settings of later versions are not stored. The machine
+        # may have chosen the precision.
+        comparable = stored.keys() - {"data", "weights", "" if run.precision else "precision"}
         changes = [text for name, text in changed_settings(stored, run.resolve()).items() if name in comparable]
         if changes:
             raise RunError(f"{folder} holds a run with other settings ({', '.join(changes)}); choose another `output`")
