@@ -549,7 +549,7 @@ def test_bad_values_are_refused_before_any_parameter_changes() -> None:
         ({"engine": "magic"}, "engine must be"),
         ({"interval": 0}, "interval must be"),
         ({"micro_batch": 0}, "micro_batch must be"),
-        ({"strength": -1.0}, "maximum ≥ 0"),
+        ({"strength": -1.0}, "strength must be a finite number ≥ 0, not -1"),
         ({"clip_norm": -1.0}, "clip_norm must be positive, not -1.0"),
         ({"clip_norm": 0.0}, "clip_norm must be positive"),
         ({"clip_norm": float("nan")}, "clip_norm must be positive"),
