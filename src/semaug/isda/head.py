@@ -9,7 +9,7 @@ Head = nn.Linear | nn.Conv2d
 
 
 def is_linear(module: nn.Module | None) -> TypeGuard[Head]:
-    """Whether a module is a linear layer over features: a 1×1 convolution has no stride, groups or padding."""
+    """Whether a module is linear in features: `nn.Linear`, or a 1×1 convolution without stride, groups and padding."""
     if isinstance(module, nn.Conv2d):
         return module.kernel_size == (1, 1) and module.stride == (1, 1) and module.groups == 1 and not module.padding[0]
     return isinstance(module, nn.Linear)

@@ -97,8 +97,11 @@ def method_cells(
 ) -> tuple[Cell, ...]:
     """Make the cells of several methods for each data set or network.
 
-    `results` has the paper's accuracies, in the order of `methods`, by the value of the field `vary` of :class:`Cell`;
-    `common` are further fields of all cells.
+    Args:
+        vary: The field of :class:`Cell` that differs.
+        results: The paper's accuracies by the value of that field, in the order of `methods`; None if it has none.
+        methods: The methods.
+        **common: Further fields, the same for all cells.
     """
     return tuple(
         Cell(method, paper=paper, **{**common, vary: value})
