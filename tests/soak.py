@@ -337,5 +337,5 @@ if __name__ == "__main__":
         soak(Path(name) / "runs", kills)
         if not torch.cuda.is_available():
             print("the same with recorded steps")
-            soak(Path(name) / "recorded", kills // 2, train_recorded)
+            soak(Path(name) / "recorded", kills, train_recorded)
         stops(Path(name))
