@@ -266,4 +266,6 @@ def hold(what: str, used: Used, base: Used, bound: float) -> None:
 
 
 if __name__ == "__main__":
+    # A shell ignores it for what it runs in the background, and the servers that are started here would too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main()

@@ -71,6 +71,15 @@ def port(run: Path) -> Iterator[int]:
 @contextmanager
 def server(run: Path, *options: str, program: tuple[str, ...] = ("-m", "semaug")) -> Iterator[int]:
     """A server, started by the command line and ended by Ctrl-C."""
+    with process(run, *options, program=program) as (port, _):
+        yield port
+
+
+@contextmanager
+def process(
+    run: Path, *options: str, program: tuple[str, ...] = ("-m", "semaug"), end: signal.Signals = signal.SIGINT
+) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """The port and the process of such a server, which the signal `end` ends."""
     process = subprocess.Popen(
         [sys.executable, *program, "serve", str(run), "--port", "0", *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -82,14 +91,14 @@ def server(run: Path, *options: str, program: tuple[str, ...] = ("-m", "semaug")
     if match is None:
         process.kill()
         raise AssertionError(process.communicate())
-    yield int(match[1])
-    process.send_signal(signal.SIGINT)
+    yield int(match[1]), process
+    process.send_signal(end)
     try:
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert errors.strip().splitlines() == ["semaug: stopped by SIGINT"]
+    assert process.returncode == 128 + end
+    assert errors.strip().splitlines() == [f"semaug: stopped by {end.name}"]
 
 
 def upload(port: int, content: bytes, stated: int | None = None, path: str = "/answer") -> socket.socket:
@@ -131,6 +140,23 @@ def test_an_answer_that_takes_an_hour_does_not_keep_the_server_from_ending(run: 
         while not begun.exists():
             assert ask(port, "GET", "/health")[0] == 200
             time.sleep(0.05)
+
+
+IGNORING = """
+import signal, sys
+from semaug.cli.main import main
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.exit(main())
+"""
+
+
+def test_a_signal_that_the_server_was_started_to_ignore_does_not_end_it(run: Path) -> None:
+    with process(run, "--images", "0", program=("-c", IGNORING), end=signal.SIGTERM) as (port, background):
+        background.send_signal(signal.SIGINT)
+        assert ask(port, "GET", "/health")[0] == 200
+        with pytest.raises(subprocess.TimeoutExpired):
+            background.wait(0.5)
+        assert ask(port, "GET", "/health")[0] == 200
 
 
 def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], bytes]:

@@ -14,9 +14,11 @@ import errno
 import ipaddress
 import logging
 import re
+import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -41,6 +43,7 @@ from semaug.report.html import environment, policy_of, render_page
 from semaug.report.serve import api
 from semaug.report.serve.answers import REACH, STEP, Guide
 from semaug.util.errors import DataError, SemaugError, SettingError
+from semaug.util.signals import SIGNALS
 
 MAX_BYTES = 25_000_000
 MAX_PIXELS = 50_000_000  # 150 MB when decoded
@@ -327,12 +330,24 @@ class _Protocol(H11Protocol):
         self._timer = timer
 
 
+class _Server(uvicorn.Server):
+    """A server that signals end, except those that the process was started to ignore, which uvicorn would obey."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig not in self._ignored:
+            super().handle_exit(sig, frame)
+
+
 def run(app: Starlette, listening: socket.socket) -> None:
     """Serve an application on a socket until a signal ends it."""
     _server(app).run(sockets=[listening])
 
 
-def _server(app: Starlette) -> uvicorn.Server:
+def _server(app: Starlette) -> _Server:
     config = uvicorn.Config(
         app,
         log_level="error",  # each refused connection is a warning
@@ -345,7 +360,7 @@ def _server(app: Starlette) -> uvicorn.Server:
         limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=0,  # whoever ends the server does not wait for answers
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     # requests that are cut off when the server ends are not errors
     logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)
     return server
