@@ -418,7 +418,7 @@ def long_tail(cells: dict[Cell, Seeds]) -> list[str]:
     with open(HERE / "long-tail-runs.csv", newline="") as file:
         for row in csv.DictReader(file):
             runs[row["method"], row["variant"]].append(row)
-    lines = [f"| linear probe | {' | '.join(columns)} | − plain |", "|---|---|---|---|---|---|"]
+    lines = [f"| linear probe | {' | '.join(columns)} | − basic |", "|---|---|---|---|---|---|"]
     for (method, variant), rows in runs.items():
         values = [{int(row["seed"]): 100 * float(row[name]) for row in rows} for name in columns]
         plain = {int(row["seed"]): 100 * float(row[columns[0]]) for row in runs[method, "plain"]}
