@@ -1,6 +1,6 @@
 """Measure time and memory of the loss on the head alone, relative to a linear layer with cross-entropy.
 
-    python benchmarks/loss_head.py                                     # 10 000 classes, as on iNaturalist
+    python benchmarks/loss_head.py                                     # 10,000 classes, as on iNaturalist
     python benchmarks/loss_head.py --classes 200 --json head.json
     python benchmarks/loss_head.py --classes 100000 --dim 768 --repetitions 3
 

@@ -226,7 +226,7 @@ def classes_table() -> str:
             sent = 2 * half_step_bytes(*map(sum, (size.trained, size.late, size.covnet)), DIMENSIONS, method.order)
             cells.append(f"{sent / 1e9:.2f} GB, {wait:.1f} ms")
         rows.append([method.name, *cells])
-    return table(["a step, 64 GPUs", "200 classes", "10 000", "100 000"], rows)
+    return table(["a step, 64 GPUs", "200 classes", "10,000", "100,000"], rows)
 
 
 def memory_table() -> str:
@@ -243,7 +243,7 @@ def memory_table() -> str:
         row("class-wise statistics (ISDA)", "C(2D + 1)", lambda c: c * (2 * d + 1)),
         row("CovNet (learnable)", "about D²/2", lambda c: sum(p.numel() for p in CovNet(d).parameters())),
     ]
-    return table(["", "numbers", "C = 10 000", "C = 100 000"], rows)
+    return table(["", "numbers", "C = 10,000", "C = 100,000"], rows)
 
 
 def tables() -> list[str]:

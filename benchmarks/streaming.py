@@ -76,7 +76,7 @@ def measure_tables(folder: Path, count: int) -> None:
     print(f"the order of an epoch: {time.process_time() - busy:.1f} s of CPU time")
     middle = len(order) // 2
     near = len(shards[order[middle : middle + 10_000]].unique())
-    print(f"10 000 successive images come from {near} of {len(files)} shards")
+    print(f"10,000 successive images come from {near} of {len(files)} shards")
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ class Compare(Command):
     """Freeze the stem and the first N blocks in the pseudo update: N for every network, or MODEL=N for one of them.
     stem as N freezes the stem alone. Default: auto, five eighths of a network's blocks."""
     jobs: Jobs | None = setting(None, "hardware")
-    """Number of runs at a time. Default: one for each GPU. Times are compared if runs were trained one by one."""
+    """Number of runs at a time. Default: one for each GPU. Times are compared only if it was 1 for all runs."""
     output: Path = setting(Path("runs/compare"), "main")
     """Folder of the runs, the tables and the report."""
     training: TrainConfig = field(default_factory=TrainConfig, metadata={"hidden": _NOT_SHARED})

@@ -34,8 +34,8 @@ class Check(Command):
     workers: Workers = 2
     """Number of processes that read images."""
     near_duplicates: str | None = None
-    """Also find images of different splits that look the same, by their features: of a run directory; of a pretrained
-    model by its name; or "pixels": small grey pictures, without a network. Of a single split, any two are compared.
+    """Also find images of different splits that look the same, or any two if there is one split. They are compared by
+    the features of a run (its directory) or of a pretrained model (its name), or as small grey pictures ("pixels").
     Default: no."""
     weights: Path | None = None
     """Weights of that model (.safetensors). Default: those of its library are downloaded."""

@@ -26,8 +26,8 @@ class Evaluate(Command):
     data_root: Path | None = setting(None, "data")
     """Folder that holds the named data sets. Default: $SEMAUG_DATA, or ./data."""
     split: Literal["train", "val", "test"] | None = setting(None, "main")
-    """The split to measure. Default: "test" if there is one; otherwise "val", the images held out in training, or, of
-    other data than the model was trained on, all images of a folder without splits."""
+    """The split to measure. Default: "test" if there is one; otherwise "val", the images held out in training, or the
+    first split of other data than the model was trained on (all images, if there is one split)."""
     calibrate: bool = setting(False, "main")
     """Before measuring, fit a temperature on the validation images, such that probabilities say how often an answer is
     right. It is kept with the run, and used by evaluate, predict, export and serve."""

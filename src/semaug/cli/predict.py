@@ -29,8 +29,8 @@ class Predict(Command):
     """Number of classes to list for each image."""
     reject: BelowOne | None = setting(None, "main")
     """Accept only answers that are sure enough: on the validation images, at most this share of the accepted answers
-    was wrong (0.05, for example). The column "accepted" says which. Needs a run of semaug evaluate
-    --calibrate. Default: every answer."""
+    was wrong (0.05, for example). The column "accepted" says which. Needs a calibrated run (semaug
+    evaluate RUN --calibrate). Default: every answer."""
     tta: Literal["flip", "multi-crop"] | None = setting(None, "main")
     """Test-time augmentation: average over the image and its mirror image (flip), or over the centre, the corners and
     their mirror images (multi-crop, ten times the work). Default: the centre alone."""

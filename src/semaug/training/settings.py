@@ -99,8 +99,8 @@ class TrainConfig:
     """Width in pixels of a black border around training images, before the crop. Default: 0, or the recipe's."""
     normalize: Normalization | None = setting(None, "data")
     """Mean and deviation by which pixels are normalised: those of ImageNet (imagenet), of CLIP or DPN, or 0.5 (half);
-    none leaves them from 0 to 1. Default: what the trained weights expect that the network starts from, or the
-    recipe's, or imagenet."""
+    none leaves them from 0 to 1. Default: those of the weights that training starts from, or the recipe's, or
+    imagenet."""
 
     freeze: Annotated[Freeze | None, Range(0, 10_000)] = setting(None, "model")
     """Do not train the stem and the first N blocks of the network; BatchNorm uses its stored statistics there. all: a
