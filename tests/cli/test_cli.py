@@ -411,6 +411,29 @@ def test_settings_come_from_a_file_and_options_override_them(photos: Path, run: 
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.parametrize("text", ["yes", "no", "on", "True", "null", "~", "", ".inf", "1_000", "0x10", "2024-01-01"])
+def test_values_in_a_file_of_settings_are_those_of_the_command_line(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for written in (f"data: {text}\n", f'{{\n\t"data": "{text}"\n}}'):
+        Path("settings.yaml").write_text(written)
+        succeeds("train", "--config", "settings.yaml", "--print-config")
+        assert yaml.safe_load(capsys.readouterr().out)["data"] == text
+
+
+def test_a_file_of_settings_has_words_for_true_false_and_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("settings.yaml").write_text("resume: no\ngraphs: true\npretrained: off\ncache: ~\noutput: '~'\nepochs:\n")
+    succeeds("train", "--config", "settings.yaml", "--print-config")
+    settings = yaml.safe_load(capsys.readouterr().out)
+    assert [settings[name] for name in ("resume", "graphs", "pretrained", "cache", "output", "epochs")] == [
+        False, True, False, None, "~", 15,
+    ]  # fmt: skip
+
+
 def test_numbers_in_a_file_of_settings_are_those_of_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -438,6 +461,11 @@ def test_the_settings_of_a_run_name_its_images_from_any_folder(
         succeeds("train", "--config", "../here/runs/a/config.json", "--print-config")
         settings = yaml.safe_load(capsys.readouterr().out)
         assert (settings["data"], settings["weights"]) == (data, "nowhere.safetensors")
+    (tmp_path / "here" / "data").mkdir()
+    stored |= {"data": "cub", "data_root": None}
+    (tmp_path / "here" / "runs" / "a" / "config.json").write_text(json.dumps(stored))
+    succeeds("train", "--config", "../here/runs/a/config.json", "--print-config")
+    assert yaml.safe_load(capsys.readouterr().out)["data_root"] == str(tmp_path / "here" / "data")
 
 
 @pytest.mark.parametrize(
@@ -449,6 +477,7 @@ def test_the_settings_of_a_run_name_its_images_from_any_folder(
         ("batch-size: 4\nbatch_size: 8", "settings.yaml: the setting 'batch_size' has two values"),
         ("strength: 3\naugmentation: {strength: 5}", "settings.yaml: the setting 'strength' has two values"),
         ("a: b: c", "settings.yaml is neither YAML nor JSON (line 1)"),
+        ('data: "C:\\photos"', "settings.yaml is neither YAML nor JSON (line 1): found unknown escape character 'p'"),
         ("\0", "settings.yaml is neither YAML nor JSON"),
         ("hello", "settings.yaml does not hold settings"),
         (None, "there is no file settings.yaml"),

@@ -2,10 +2,10 @@
 
 import difflib
 import os
+import re
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import yaml
 
@@ -20,14 +20,22 @@ MAX_BYTES = 100_000
 MAX_TEXT = 4096  # of a setting, as of a path
 
 
+_BOOLEANS = yaml.SafeLoader.bool_values  # by their words in lower case: yes, no, true, false, on, off
+
+
+class _Null(str):
+    """What YAML calls null, as it is written: nothing, ~ or null."""
+
+
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """YAML without two values for one name, tags, and aliases, which could repeat a few bytes exponentially often.
 
-    Numbers stay text, as on the command line: YAML would read 010 as 8, 1:30 as 90, and the folder 1.10 as 1.1.
+    Values stay text, as on the command line: YAML would read 010 as 8, 1:30 as 90, and the folders 1.10 and yes as 1.1
+    and true. What it calls null is a :class:`_Null`.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":bool", ":null"))]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -47,6 +55,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
         return super().construct_mapping(node, deep)
 
 
+_Loader.add_constructor("tag:yaml.org,2002:null", lambda _, node: _Null(node.value))
+
+
 def read_flags(path: Path) -> list[str]:
     """Read the settings in a YAML or JSON file as flags of `semaug train`.
 
@@ -54,12 +65,15 @@ def read_flags(path: Path) -> list[str]:
     paths begin where that run was started.
     """
     try:
-        content = yaml.load(read_bytes(path, MAX_BYTES), _Loader)  # JSON is YAML too
+        text = read_bytes(path, MAX_BYTES)
+        if text.lstrip().startswith(b"{"):  # JSON is YAML too, if it is not indented by tabs
+            text = re.sub(rb"(?m)^\t+", b"", text)
+        content = yaml.load(text, _Loader)
     except SettingError as error:
         raise SettingError(f"{path}: {error}") from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        place = "" if mark is None else f" (line {mark.line + 1})"
+        place = "" if mark is None else f" (line {mark.line + 1}): {getattr(error, 'problem', None)}"
         raise SettingError(f"{path} is neither YAML nor JSON{place}") from error
     if not isinstance(content, dict):
         raise SettingError(f"{path} does not hold settings, one `name: value` per line")
@@ -71,14 +85,14 @@ def read_flags(path: Path) -> list[str]:
     if twice is not None:
         raise SettingError(f"{path}: the setting {shown(twice)} has two values")
     settings = content | augmentation
-    defaults = {option.name: option.default for kind in (TrainConfig, Augmentation) for option in fields(kind)}
-    del defaults["augmentation"]
+    kinds: dict[str, Any] = get_type_hints(TrainConfig) | get_type_hints(Augmentation)
+    del kinds["augmentation"]
     if "format" in settings:  # the config.json of a run
         base = settings.get("base")
-        settings = {name: value for name, value in settings.items() if name in defaults and name != "output"}
+        settings = {name: value for name, value in settings.items() if name in kinds and name != "output"}
         if isinstance(base, str):
             settings |= _paths(settings, path.parent / base)
-    return [_flag(path, str(name), value, defaults) for name, value in settings.items()]
+    return [_flag(path, str(name), value, kinds) for name, value in settings.items()]
 
 
 def _paths(settings: dict[str, Any], base: Path) -> dict[str, str]:
@@ -87,7 +101,8 @@ def _paths(settings: dict[str, Any], base: Path) -> dict[str, str]:
         return {}
     start = os.path.realpath(base)
     names = ("data", "data_root", "weights")
-    paths = {name: settings[name] for name in names if isinstance(settings.get(name), str)}
+    values = {name: settings.get(name) for name in names}
+    paths = {name: value for name, value in values.items() if isinstance(value, str) and not isinstance(value, _Null)}
     if paths.get("data") == "birds" or paths.get("data") in KNOWN:  # a name, not a path
         del paths["data"]
         paths.setdefault("data_root", str(data_root(None)))
@@ -95,20 +110,25 @@ def _paths(settings: dict[str, Any], base: Path) -> dict[str, str]:
     return {name: place for name, place in there.items() if os.path.exists(place)}
 
 
-def _flag(path: Path, name: str, value: Any, defaults: dict[str, Any]) -> str:
-    if name.replace("-", "_") not in defaults:
-        similar = difflib.get_close_matches(name, defaults, n=1)
+def _flag(path: Path, name: str, value: Any, kinds: dict[str, Any]) -> str:
+    if name.replace("-", "_") not in kinds:
+        similar = difflib.get_close_matches(name, kinds, n=1)
         hint = f"; did you mean {similar[0]}?" if similar else ""
         raise SettingError(f"{path} has an unknown setting {shown(name)}{hint}")
-    if isinstance(value, dict | list):
+    if not isinstance(value, str):
         raise SettingError(f"{path}: the setting {name} has several values")
-    flag = name.replace("_", "-")
-    if isinstance(defaults[name.replace("-", "_")], bool):
-        if not isinstance(value, bool):
+    kind, flag = kinds[name.replace("-", "_")], name.replace("_", "-")
+    if isinstance(value, _Null) and type(None) in get_args(kind):
+        value = "None"
+    elif kind is bool or bool in get_args(kind):
+        if value.lower() not in _BOOLEANS:
             raise SettingError(f"{path}: the setting {name} must be true or false")
-        return f"--{flag}" if value else f"--no-{flag}"
-    if "\0" in (text := str(value)):
+        is_on = _BOOLEANS[value.lower()]
+        if kind is bool:
+            return f"--{flag}" if is_on else f"--no-{flag}"
+        value = str(is_on)
+    if "\0" in value:
         raise SettingError(f"{path}: the setting {name} has a null character")
-    if len(text) > MAX_TEXT:
+    if len(value) > MAX_TEXT:
         raise SettingError(f"{path}: the setting {name} has more than {MAX_TEXT} characters")
-    return f"--{flag}={text}"
+    return f"--{flag}={value}"
