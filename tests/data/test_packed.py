@@ -262,6 +262,54 @@ def test_hostile_tar_files(photos: DataSet, tmp_path: Path) -> None:
             read_data(str(folder))
 
 
+def test_no_image_of_a_tar_file_is_lost_without_a_word(photos: DataSet, tmp_path: Path) -> None:
+    (one, *_), (two, *_) = rows(photos, "train")[:2]
+
+    def sound() -> list[tuple[tarfile.TarInfo, io.BytesIO]]:
+        return [member("a.png", one), member("a.cls", b"0"), member("b.png", two), member("b.cls", b"1")]
+
+    for name, (extra, sentence) in {
+        "twice": ([member("a.png", two), member("a.cls", b"1")], "train-0.tar has two members 'a.png'"),
+        "two images": ([member("a.jpg", two)], "two images with one key: 'a.png', 'a.jpg'"),
+        "only parts": ([member("c.left.png", one), member("c.cls", b"1")], "1 images of .* have no .cls"),
+    }.items():
+        with pytest.raises(DataError, match=sentence):
+            read_data(str(tar_of(tmp_path / name, *sound(), *extra)))
+    dotted = [member("c.1.png", one), member("c.1.cls", b"0"), member("a.mask.png", two), member("a.boxes.json", b"[]")]
+    other = [member("._a.png", b"x"), member("._a.cls", b"x"), member("d.heic", b"x"), member("d.cls", b"1")]
+    folder = tar_of(tmp_path / "good", *sound(), *dotted, *other)
+    (folder / "train-1.tgz").touch()
+    data = read_data(str(folder))
+    assert (list(data.splits["train"].labels), data.ignored) == ([0, 1, 0], {".heic": 1, ".tgz": 1})
+    file = folder / "train-0.tar"
+    file.write_bytes(2 * file.read_bytes())
+    with pytest.raises(DataError, match="or another archive follows in it"):
+        read_data(str(folder))
+
+
+def test_a_blank_line_between_names_of_classes_is_refused(photos: DataSet, tmp_path: Path) -> None:
+    """Labels after it would have the name of the next class."""
+    folder = in_tars(photos, tmp_path / "tars")
+    (folder / "classnames.txt").write_text("\n\n".join(photos.classes))
+    with pytest.raises(DataError, match="classnames.txt line 3 follows a blank line"):
+        read_data(str(folder))
+
+
+@pytest.mark.parametrize("form", ["save_to_disk", "parquet", "webdataset .cls"])
+def test_splits_of_other_names_are_neither_train_nor_instead_of_it(photos: DataSet, tmp_path: Path, form: str) -> None:
+    """As "extra" of SVHN. Where nothing is called train, images without a split are the training images."""
+    names = {"train": "train", "val": "testing", "test": "extra"}
+    splits = dict(zip(names, (photos.splits["train"], photos.splits["test"], photos.splits["test"]), strict=True))
+    renamed = DataSet("x", photos.classes, {names[split]: samples for split, samples in splits.items()})
+    data = read_data(str(FORMS[form](renamed, tmp_path / "data")))
+    assert {split: len(samples) for split, samples in data.splits.items()} == {"train": 15, "test": 6}
+    assert sum(data.ignored.values()) == 6
+    alone = DataSet("x", photos.classes, {"all": photos.splits["train"], "test": photos.splits["test"]})
+    data = read_data(str(FORMS[form](alone, tmp_path / "alone")))
+    assert {split: len(samples) for split, samples in data.splits.items()} == {"train": 15, "test": 6}
+    assert not data.ignored
+
+
 def test_names_in_tar_files_need_not_be_text(photos: DataSet, tmp_path: Path) -> None:
     picture = rows(photos, "train")[0][0]
     labels = {"\udcff": b"a", "b": b"a", "c": b"b"}

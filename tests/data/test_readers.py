@@ -18,7 +18,7 @@ from replicas import put, put_image, put_lines
 from semaug.data import annotations, layouts, matlab, readers
 from semaug.data.layouts import Layout
 from semaug.data.readers import read_data, split_validation, training_splits
-from semaug.data.samples import IMAGE_SUFFIXES, DataSet, ImageFiles, embedded_birds
+from semaug.data.samples import IMAGE_SUFFIXES, DataSet, ImageFiles, embedded_birds, ignored_files
 from semaug.util.errors import SemaugError, SettingError
 
 
@@ -141,6 +141,8 @@ def test_imagenet(tmp_path):
         (("train", "val", "test"), {"train", "val", "test"}),
         (("train", "valid"), {"train", "val"}),
         (("Train", "validation"), {"train", "val"}),
+        (("Training", "dev", "Testing"), {"train", "val", "test"}),
+        (("training_set", "test_set"), {"train", "test"}),
         (("train",), {"train"}),
         (("",), {"train"}),
     ],
@@ -160,6 +162,19 @@ def test_image_folders_nested_hidden_and_other_files(tmp_path):
     put(tmp_path / "crow" / "notes.txt", "x")
     data = read_data(str(tmp_path))
     assert names(data, "train") == ["crow/0.jpg", "crow/deep/deeper/BIG.JPEG", "crow/x.PNG", "jay/0.jpg"]
+
+
+def test_images_outside_of_classes_and_splits_are_counted(tmp_path):
+    replicas.image_folder(tmp_path, ("train", "test"))
+    assert read_data(str(tmp_path)).ignored == {}
+    replicas.image_folder(tmp_path, ("",), ("bus", "tram"), 4)
+    put_image(tmp_path / "bus" / "deep" / "1.jpg", 1)
+    put_image(tmp_path / "train" / "1.jpg", 1)
+    data = read_data(str(tmp_path))
+    assert data.ignored == {"bus/": 5, "tram/": 4, "train/": 1}
+    phrase = "10 images outside of classes and splits ignored (bus/, tram/, train/)"
+    assert ignored_files(data.ignored) == phrase
+    assert ignored_files({**data.ignored, ".txt": 1}) == f"{phrase}; 1 file of another type ignored (.txt)"
 
 
 def test_a_class_may_be_called_train(tmp_path):

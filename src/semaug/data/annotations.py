@@ -17,7 +17,16 @@ from semaug.util.errors import DataError, SemaugError
 from semaug.util.names import shown, some
 from semaug.util.untrusted import read_bytes
 
-SPLIT_NAMES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+SPLIT_NAMES = {
+    name: split
+    for split, names in {
+        "train": ("train", "training"),
+        "val": ("val", "valid", "validation", "dev"),
+        "test": ("test", "testing", "eval", "evaluation"),
+    }.items()
+    for name in names
+}
+"""The splits by the words for them, which are those of Hugging Face's `datasets`."""
 MAX_ANNOTATION_BYTES = 2**30
 """Larger annotation files are refused; the largest of the known data sets has a twentieth of it."""
 MAX_CLASS_NAME = 1000
@@ -161,9 +170,15 @@ def split_called(text: str, place: str) -> str:
 
 
 def split_in(path: Path) -> str:
-    """The split that a word of a path names, as in data/test-00000-of-00002.parquet; "train" if none does."""
+    """The split that a word of a path names, as in data/test-00000-of-00002.parquet; "" if none does."""
     words = re.findall("[a-z]+", path.as_posix().lower())
-    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), "train")
+    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), "")
+
+
+def splits_in(paths: Sequence[Path]) -> list[str]:
+    """The splits that words of files' paths name; for others "train", or "" (none) if that is the name of some."""
+    splits = [split_in(path) for path in paths]
+    return [split or ("" if "train" in splits else "train") for split in splits]
 
 
 def check_labels(

@@ -20,7 +20,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from semaug.data.annotations import Field, data_set, read_content, reading, split_called, split_in
+from semaug.data.annotations import Field, data_set, read_content, reading, split_called, split_in, splits_in
 from semaug.data.packed import PackedImages, PackedRow, class_of, files_in, packed_data
 from semaug.data.samples import MAX_IMAGE_BYTES, DataSet
 from semaug.data.tables import Listed, Row, cells, csv_rows, holds_list, listed_splits, parquet_fault
@@ -64,14 +64,15 @@ def holds_saved(folder: Path) -> bool:
 
 def read_saved(folder: Path) -> DataSet:
     """Read what `save_to_disk` wrote; raises DataError if it is damaged, MissingPackageError without pyarrow."""
-    parts = {"train": folder}
+    parts = [("train", folder)]
     if (folder / "dataset_dict.json").is_file():
         named: _Splits = read_json(folder / "dataset_dict.json", _Splits)
-        parts = {split_in(Path(name)): Field(name, str(folder)).below(folder) for name in named["splits"]}
+        below = [Field(name, str(folder)).below(folder) for name in named["splits"]]
+        parts = list(zip(splits_in(list(map(Path, named["splits"]))), below, strict=True))
     files: list[Path] = []
     rows: list[PackedRow] = []
     order: list[str] = []
-    for split, part in parts.items():
+    for split, part in parts:
         state: _State = read_json(part / "state.json", _State)
         features = _features(read_json(part / "dataset_info.json", dict[str, Any]))
         for entry in state["_data_files"]:
@@ -203,8 +204,8 @@ def read_parquet_images(path: Path) -> DataSet:
     files, rows, order = _parquet_files(path), list[PackedRow](), list[str]()
     parquet = _arrow("pyarrow.parquet")
     folder = path.parent if path.is_file() else path
-    for number, file in enumerate(files):
-        split, prefix = split_in(file.relative_to(folder)), file.relative_to(folder).as_posix()
+    for number, (file, split) in enumerate(zip(files, splits_in([f.relative_to(folder) for f in files]), strict=True)):
+        prefix = file.relative_to(folder).as_posix()
         with reading(file), open_regular(file) as opened:
             reader = parquet.ParquetFile(opened)
             stored = (reader.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
@@ -311,7 +312,7 @@ def read_metadata(folder: Path) -> DataSet:
 def _listed(file: Path, folder: Path) -> Iterator[Listed]:
     for place, name, label, split in csv_rows(file) if file.suffix == ".csv" else _json_rows(file):
         path = Field(name, f"{file} {place}").below(file.parent)
-        yield Listed(f"{file} {place}", name, path, label, split or split_in(path.relative_to(folder)))
+        yield Listed(f"{file} {place}", name, path, label, split or split_in(path.relative_to(folder)) or "train")
 
 
 def _json_rows(file: Path) -> Iterator[Row]:

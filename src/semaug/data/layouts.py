@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ class Layout:
 def read_folder(folder: Path, name: str | None = None, roles: dict[str, str] = SPLIT_NAMES) -> DataSet:
     """Read one folder per class, below one folder per split or, if there are no splits, as "train" only.
 
-    Images may be in subfolders of a class folder. Beside "train", folders that are not splits are ignored.
+    Images may be in subfolders of a class folder. Beside "train", folders that are not splits are ignored, as are
+    images beside the class folders; both are counted.
 
     Args:
         folder: The folder.
@@ -67,7 +68,7 @@ def read_folder(folder: Path, name: str | None = None, roles: dict[str, str] = S
     subfolders = _subfolders(folder)
     parts: dict[str, Path] = {}
     for part in subfolders:
-        role = roles.get(part.name.lower())
+        role = roles.get(re.sub("[_ -]?set$", "", part.name.lower()))
         if role in parts:
             raise DataError(f"{folder} has both {parts[role].name} and {part.name}, which mean the same split")
         if role is not None:
@@ -78,6 +79,11 @@ def read_folder(folder: Path, name: str | None = None, roles: dict[str, str] = S
             raise DataError(f"{folder} needs a folder train with one folder per class inside")
         parts = {"train": folder}
     ignored = Counter[str]()
+    if parts != {"train": folder}:
+        for other in set(subfolders) - set(parts.values()):
+            ignored[f"{other.name}/"] += sum(map(_count_images, (files for _, _, files in os.walk(other))))
+    for part in {folder, *parts.values()}:
+        ignored[f"{part.resolve().name}/"] += _count_images(os.listdir(part))
     images = {split: _images_by_class(part, ignored) for split, part in parts.items()}
     classes = sorted(set().union(*images.values()))
     index = {class_name: label for label, class_name in enumerate(classes)}
@@ -85,7 +91,11 @@ def read_folder(folder: Path, name: str | None = None, roles: dict[str, str] = S
         split: [(file, index[class_name]) for class_name, files in by_class.items() for file in files]
         for split, by_class in images.items()
     }
-    return data_set(name or folder.resolve().name, folder, classes, splits, listed=False, ignored=ignored)
+    return data_set(name or folder.resolve().name, folder, classes, splits, listed=False, ignored=+ignored)
+
+
+def _count_images(names: Iterable[str]) -> int:
+    return sum(os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name in names if not name.startswith("."))
 
 
 _CLUTTER = ("thumbs.db", "desktop.ini")  # which file managers write

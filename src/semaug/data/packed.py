@@ -1,7 +1,8 @@
 """Images inside of larger files of other programs, read directly by their offset and size."""
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +24,9 @@ def files_in(folder: Path, pattern: str) -> list[Path]:
 
 
 class PackedRow(NamedTuple):
-    """An image: its split, the number of its file, where it is in there, its class ("" if unknown) and its name."""
+    """An image: its split ("" if none), the number of its file, where it is in there, its class ("" if unknown) and
+    its name.
+    """
 
     split: str
     file: int
@@ -53,6 +56,7 @@ def packed_data(
     rows: Sequence[PackedRow],
     order: Sequence[str] = (),
     kind: type[PackedImages] = PackedImages,
+    ignored: Mapping[str, int] | None = None,
 ) -> DataSet:
     """Make a data set of images inside of files.
 
@@ -63,10 +67,13 @@ def packed_data(
         order: Classes in the order of their labels; others follow, as by :func:`class_order`. Those without images are
             left out.
         kind: How images are read from the files.
+        ignored: Number of files that are not used, by suffix.
 
     Raises:
         DataError: A split or class is unusable.
     """
+    outside = Counter(f"{files[row.file].relative_to(folder)}/" for row in rows if not row.split)
+    rows = [row for row in rows if row.split]
     present = {row.class_name for row in rows}
     classes = [*(name for name in dict.fromkeys(order) if name in present), *class_order(present - set(order))]
     index = {class_name: label for label, class_name in enumerate(classes)}
@@ -82,7 +89,7 @@ def packed_data(
         paths = tuple(row.name.encode(errors="replace").decode() for row in own)
         digest = hashlib.sha256("\0".join(paths).encode() + table.tobytes()).hexdigest()
         splits[split] = kind(tuple(files), np.array([row.file for row in own]), table, digest, paths)
-    return DataSet(folder.resolve().name, tuple(classes), splits)
+    return DataSet(folder.resolve().name, tuple(classes), splits, {**(ignored or {}), **outside})
 
 
 def class_of(label: str, names: Sequence[str] | None, image: str) -> str:

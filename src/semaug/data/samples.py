@@ -81,7 +81,7 @@ class DataSet:
     name: str
     classes: tuple[str, ...]
     splits: dict[str, Samples]
-    ignored: Mapping[str, int] = field(default_factory=dict)  # number of files of other types, by suffix
+    ignored: Mapping[str, int] = field(default_factory=dict)  # see `ignored_files`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", class_titles(self.classes))
@@ -96,21 +96,27 @@ class DataSet:
 
 
 def ignored_files(ignored: Mapping[str, int]) -> str:
-    """A phrase about files that are not images of a known type.
+    """A phrase about files that are not used.
 
     Args:
-        ignored: Their number by suffix.
+        ignored: The number of files that are not images of a known type, by suffix; and that of images that belong to
+            no class or split, by the place where they are, which ends with a slash.
 
     Returns:
         Such as "3 files of other types ignored (.heic)"; empty if there are none.
     """
-    if not ignored:
-        return ""
-    suffixes = sorted(ignored, key=lambda suffix: (-ignored[suffix], suffix))
-    types = listed(printable(suffix) or "no suffix" for suffix in suffixes)
-    count = sum(ignored.values())
-    hint = "; pip install pillow-heif to read .heic" if {".heic", ".heif"} & set(ignored) else ""
-    return f"{count} {'file of another type' if count == 1 else 'files of other types'} ignored ({types}){hint}"
+    phrases = []
+    for is_place, one, several in (
+        (True, "image outside of classes and splits", "images outside of classes and splits"),
+        (False, "file of another type", "files of other types"),
+    ):
+        counts = {key: count for key, count in ignored.items() if key.endswith("/") == is_place}
+        keys = sorted(counts, key=lambda key: (-counts[key], key))
+        if count := sum(counts.values()):
+            names = listed(printable(key) or "no suffix" for key in keys)
+            phrases.append(f"{count} {one if count == 1 else several} ignored ({names})")
+    hint = ["pip install pillow-heif to read .heic"] if {".heic", ".heif"} & set(ignored) else []
+    return "; ".join(phrases + hint)
 
 
 def load_image(path: Path | str) -> Image.Image:

@@ -6,16 +6,17 @@ index and checksums: :mod:`semaug.data.shards`.)
 
 import os
 import tarfile
+from collections import Counter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from semaug.data.annotations import lines, reading, split_in
+from semaug.data.annotations import lines, reading, splits_in
 from semaug.data.downloads import TarHeader
 from semaug.data.packed import PackedRow, class_of, files_in, packed_data
 from semaug.data.samples import IMAGE_SUFFIXES, MAX_IMAGE_BYTES, DataSet
 from semaug.util.errors import DataError
-from semaug.util.names import shown
-from semaug.util.untrusted import open_regular, parse_json
+from semaug.util.names import shown, some
+from semaug.util.untrusted import CHUNK_BYTES, open_regular, parse_json
 
 _MAX_LABEL_BYTES = 2**20
 _JSON_LABELS = ("label", "cls", "class", "class_name", "category")
@@ -29,9 +30,10 @@ def holds_tars(folder: Path) -> bool:
 def read_webdataset(folder: Path) -> DataSet:
     """Read tar files of images and labels.
 
-    The split is a word of a tar file's path, such as ``birds-train-0001.tar`` or ``val/0001.tar``, and "train" if there
-    is none. KEY.cls holds the label as text; KEY.json an object with "label" (or "cls", "class", "class_name",
-    "category"). Line N of a classnames.txt in the folder names label N.
+    The split is a word of a tar file's path, such as ``birds-train-0001.tar`` or ``val/0001.tar``. If no path has the
+    word train, those without a word for a split are "train"; otherwise they are ignored and counted. KEY.cls holds the
+    label as text; KEY.json an object with "label" (or "cls", "class", "class_name", "category"). The first line of a
+    classnames.txt in the folder names label 0, the next one label 1, and so on.
 
     Args:
         folder: The folder.
@@ -40,19 +42,40 @@ def read_webdataset(folder: Path) -> DataSet:
         DataError: A tar file is damaged, or an image has no label.
     """
     files = files_in(folder, "*.tar")
-    names = [line.text for line in lines(folder / "classnames.txt")] if (folder / "classnames.txt").is_file() else None
+    names = _class_names(folder / "classnames.txt") if (folder / "classnames.txt").is_file() else None
+    ignored = Counter(file.suffix for kind in ("*.tar.gz", "*.tgz") for file in files_in(folder, kind))
     rows = []
-    for number, file in enumerate(files):
-        split = split_in(file.relative_to(folder))
-        for offset, size, label, name in _images(file, f"{file.relative_to(folder).as_posix()}/"):
+    for number, (file, split) in enumerate(zip(files, splits_in([f.relative_to(folder) for f in files]), strict=True)):
+        for offset, size, label, name in _images(file, f"{file.relative_to(folder).as_posix()}/", ignored):
             rows.append(PackedRow(split, number, offset, size, class_of(label, names, name), name))
-    return packed_data(folder, files, rows, names or ())
+    return packed_data(folder, files, rows, names or (), ignored=ignored)
 
 
-def _images(file: Path, prefix: str) -> list[tuple[int, int, str, str]]:
-    """Offset and size of each image of a tar file, its label and its name."""
-    images: dict[str, tuple[int, int, str]] = {}
-    labels: dict[str, str] = {}
+def _class_names(file: Path) -> list[str]:
+    names = list(lines(file))
+    for number, name in enumerate(names, start=1):
+        if name.place != f"{file} line {number}":
+            raise DataError(f"{name.place} follows a blank line, so its label is unclear")
+    return [name.text for name in names]
+
+
+class _Part(NamedTuple):
+    """A file of a sample: its offset, size and name."""
+
+    offset: int
+    size: int
+    name: str
+
+
+def _images(file: Path, prefix: str, ignored: Counter[str]) -> list[tuple[int, int, str, str]]:
+    """Offset and size of each image of a tar file, its label and its name.
+
+    A key may have dots in it. An image such as KEY.mask.png without a label of its own is another part of the sample
+    KEY. `ignored` is increased by the labelled samples that have no image of a known type.
+    """
+    samples: dict[str, dict[str, _Part]] = {}
+    images: list[tuple[int, int, str, str]] = []
+    without: list[str] = []
     with (
         reading(file),
         open_regular(file) as opened,
@@ -60,28 +83,41 @@ def _images(file: Path, prefix: str) -> list[tuple[int, int, str, str]]:
     ):
         for member in archive:
             archive.members = []  # type: ignore[attr-defined]  # which would grow with the archive
-            folder, _, base = member.name.rpartition("/")
-            key, _, kind = base.partition(".")
-            key, kind = f"{folder}/{key}", kind.lower()
-            if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
+            key, kind = os.path.splitext(member.name)
+            is_hidden = os.path.basename(key).startswith(".")
+            if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None or is_hidden:
                 continue
-            if f".{kind}" in IMAGE_SUFFIXES and member.size <= MAX_IMAGE_BYTES:
-                images[key] = member.offset_data, member.size, prefix + member.name
-            elif kind in ("cls", "json") and (kind == "cls" or key not in labels):
-                labels[key] = _label(opened, member, f"{file}: {shown(member.name)}")
-        if any(os.pread(opened.fileno(), tarfile.BLOCKSIZE, archive.offset) or b"cut off"):
-            raise DataError(f"{file} is damaged or cut off")  # its end is marked by empty blocks
-    without = [name for key, (_, _, name) in images.items() if not labels.get(key)]
+            parts, part = samples.setdefault(key, {}), _Part(member.offset_data, member.size, member.name)
+            if parts.setdefault(kind.lower(), part) is not part:
+                raise DataError(f"{file} has two members {shown(member.name)}")
+        if any(os.pread(opened.fileno(), CHUNK_BYTES, archive.offset) or b"cut off"):  # empty blocks mark its end
+            raise DataError(f"{file} is damaged or cut off, or another archive follows in it")
+        for key, parts in samples.items():
+            pictures = [parts[kind] for kind in parts if kind in IMAGE_SUFFIXES and parts[kind].size <= MAX_IMAGE_BYTES]
+            if len(pictures) > 1:
+                raise DataError(f"{file} has two images with one key: {some(part.name for part in pictures)}")
+            described = parts.get(".cls") or parts.get(".json")
+            label = _label(opened, described, file) if pictures and described else ""
+            if label:
+                images.append((*pictures[0][:2], label, prefix + pictures[0].name))
+            elif pictures:
+                above, slash, base = key.rpartition("/")
+                first = f"{above}{slash}{base.partition('.')[0]}"
+                if first == key or not IMAGE_SUFFIXES & samples.get(first, {}).keys():
+                    without.append(pictures[0].name)
+            elif ".cls" in parts:
+                ignored[next((kind for kind in parts if kind != ".cls"), ".cls")] += 1
     if without:
         raise DataError(f"{len(without)} images of {file} have no .cls or label in .json, first {shown(without[0])}")
-    return [(offset, size, labels[key], name) for key, (offset, size, name) in images.items()]
+    return images
 
 
-def _label(file: BinaryIO, member: tarfile.TarInfo, place: str) -> str:
-    if member.size > _MAX_LABEL_BYTES:
+def _label(opened: BinaryIO, part: _Part, file: Path) -> str:
+    place = f"{file}: {shown(part.name)}"
+    if part.size > _MAX_LABEL_BYTES:
         raise DataError(f"{place} has more than {_MAX_LABEL_BYTES} bytes")
-    content = os.pread(file.fileno(), member.size, member.offset_data)
-    if not member.name.lower().endswith(".json"):
+    content = os.pread(opened.fileno(), part.size, part.offset)
+    if not part.name.lower().endswith(".json"):
         return content.decode(errors="replace").strip()
     values: dict[str, Any] = parse_json(content, place, dict[str, Any])
     label = next((values[name] for name in _JSON_LABELS if type(values.get(name)) in (str, int)), "")
