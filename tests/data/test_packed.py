@@ -154,8 +154,9 @@ def test_metadata_without_a_label_are_refused(photos: DataSet, tmp_path: Path, s
         read_data(str(folder))
 
 
+@pytest.mark.parametrize("column", ["split", "set"])
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_metadata_may_name_the_splits(photos: DataSet, tmp_path: Path, suffix: str) -> None:
+def test_metadata_may_name_the_splits(photos: DataSet, tmp_path: Path, suffix: str, column: str) -> None:
     """In one folder of images, which does not say anything about them."""
     images, listed = tmp_path / "data" / "images", list[dict[str, str]]()
     images.mkdir(parents=True)
@@ -163,7 +164,7 @@ def test_metadata_may_name_the_splits(photos: DataSet, tmp_path: Path, suffix: s
         for i, (content, _, label) in enumerate(rows(photos, split)):
             (images / f"{split[:2]}{i}.png").write_bytes(content)
             name = "Validation" if split == "val" else split
-            listed.append({"file_name": f"images/{split[:2]}{i}.png", "label": photos.classes[label], "split": name})
+            listed.append({"file_name": f"images/{split[:2]}{i}.png", "label": photos.classes[label], column: name})
 
     def write(listed: list[dict[str, str]]) -> None:
         csv = [",".join(listed[0]), *(",".join(row.values()) for row in listed)]
@@ -181,7 +182,7 @@ def test_metadata_may_name_the_splits(photos: DataSet, tmp_path: Path, suffix: s
         "fold 3": r"line 1: the split 'fold 3' is not one of" if suffix == "jsonl" else r"line 2: the split 'fold 3'",
         "test": "is listed twice, in test and in train",
     }.items():
-        write([{**listed[0], "split": wrong}, *listed])
+        write([{**listed[0], column: wrong}, *listed])
         with pytest.raises(DataError, match=sentence):
             read_data(str(images.parent))
 

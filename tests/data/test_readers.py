@@ -211,6 +211,20 @@ def test_table_columns_have_several_names(tmp_path, header):
     assert counts(data) == {"train": [1, 2]}
 
 
+@pytest.mark.parametrize("column", ["split", "Set", "subset", "partition", "fold", "phase"])
+def test_the_column_of_the_split_has_several_names(tmp_path, column):
+    sizes = {"train": [1, 1], "val": [1, 0], "test": [0, 1]}
+    assert counts(read_data(str(replicas.table(tmp_path / "t.csv", f"path,label,{column}")))) == sizes
+    numbered = tuple(f"pictures/{i}.png,{i % 2},{i % 3}" for i in range(4))
+    table = replicas.table(tmp_path / "t.csv", f"path,label,{column}", numbered)
+    if column == "split":
+        assert "line 2: the split '0' is not one of train" in refusal(table)
+    else:  # such as the number of a fold
+        assert counts(read_data(str(table))) == {"train": [2, 2]}
+        mixed = replicas.table(tmp_path / "t.csv", f"path,label,{column}", (*numbered, "pictures/3.png,1,test"))
+        assert "line 2: the split '0' is not one of train" in refusal(mixed)
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_the_separator_of_a_table_is_recognised(tmp_path, suffix, separator):
@@ -233,6 +247,9 @@ def test_parquet(tmp_path):
     columns = {"pixels": [b"", b""], "image": ["1.jpg", "2.jpg"], "label": [0, 10], "split": ["train", "train"]}
     parquet.write_table(pyarrow.table(columns), path)
     assert read_data(str(path)).classes == ("0", "10")
+    for name, cells in (("set", ["train", "val"]), ("fold", [1, None]), ("fold", [0.5, 1.5])):
+        parquet.write_table(pyarrow.table({"image": ["1.jpg", "2.jpg"], "label": [1, 1], name: cells}), path)
+        assert counts(read_data(str(path))) == ({"train": [1], "val": [1]} if name == "set" else {"train": [2]})
     parquet.write_table(pyarrow.table({"image": ["1.jpg", "2.jpg"], "label": ["a", None]}), path)
     assert "row 2" in refusal(path)
     content = path.read_bytes()

@@ -23,7 +23,17 @@ import numpy as np
 from semaug.data.annotations import Field, data_set, read_content, reading, split_called, split_in, splits_in
 from semaug.data.packed import PackedImages, PackedRow, class_of, files_in, packed_data
 from semaug.data.samples import MAX_IMAGE_BYTES, DataSet
-from semaug.data.tables import Listed, Row, cells, csv_rows, holds_list, listed_splits, parquet_fault
+from semaug.data.tables import (
+    SPLIT_COLUMNS,
+    Listed,
+    Row,
+    cells,
+    csv_rows,
+    holds_list,
+    listed_splits,
+    parquet_fault,
+    split_column,
+)
 from semaug.util.errors import DataError, MissingPackageError
 from semaug.util.names import shown
 from semaug.util.untrusted import open_regular, parse_json, read_json, read_json_lines
@@ -316,10 +326,14 @@ def _listed(file: Path, folder: Path) -> Iterator[Listed]:
 
 
 def _json_rows(file: Path) -> Iterator[Row]:
-    for number, row in enumerate(read_json_lines(file, dict[str, Any]), start=1):
+    rows: list[dict[str, Any]] = read_json_lines(file, dict[str, Any])
+    columns = {name: [str(row[name]) for row in rows if row.get(name) is not None] for name in SPLIT_COLUMNS}
+    column = split_column({name: own for name, own in columns.items() if own})
+    for number, row in enumerate(rows, start=1):
         place = f"line {number}"
         label = next((row[key] for key in _LABELS if type(row.get(key)) in (str, int)), None)
         if not isinstance(row.get("file_name"), str) or label is None or not str(label).strip():
             raise DataError(f"{file} {place} has no file_name or no label")
-        split = None if row.get("split") is None else split_called(str(row["split"]), f"{file} {place}")
-        yield place, row["file_name"], str(label).strip(), split
+        split = None if column is None else row.get(column)
+        own = None if split is None else split_called(str(split), f"{file} {place}")
+        yield place, row["file_name"], str(label).strip(), own

@@ -4,12 +4,14 @@ import csv
 import importlib
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from semaug.data.annotations import (
     MAX_ANNOTATION_BYTES,
+    SPLIT_NAMES,
     Splits,
     class_order,
     data_set,
@@ -25,15 +27,13 @@ from semaug.util.untrusted import open_regular
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 _MAX_ROWS = 20_000_000
 _MAX_RATIO = 100  # of the bytes of a Parquet file's columns, unpacked, to those of the file
-_COLUMNS = {
-    "path": ("path", "image", "file", "filename", "file_name"),
-    "label": ("label", "class"),
-    "split": ("split",),
-}
+_COLUMNS = {"path": ("path", "image", "file", "filename", "file_name"), "label": ("label", "class")}
+SPLIT_COLUMNS = ("split", "set", "subset", "partition", "fold", "phase")
+"""Columns of the split; those after the first only if one of their cells names a split, as a fold may be a number."""
 
 
 def read_table(path: Path) -> DataSet:
-    """Read a data set from a table with the columns path, label and, optionally, split.
+    """Read a data set from a table with the columns path, label and, optionally, split (see :data:`SPLIT_COLUMNS`).
 
     Columns of text are separated by commas, semicolons or tabs. Files may be missing: they count as unreadable images.
     Classes are in alphabetical order, or by value if all are whole numbers. An apostrophe that keeps a spreadsheet from
@@ -112,9 +112,9 @@ def csv_rows(path: Path) -> Iterator[Row]:
     """The rows of a .csv or .tsv table of images."""
     lines = _csv_lines(path)
     _, header = next(lines, ("", []))
-    columns = [header.index(column) for column in _columns(path, header)]
-    for place, line in lines:
-        yield _row(path, place, [line[column] for column in columns])
+    columns = _columns(path, header)
+    places = [header.index(column) for column in columns]
+    return _rows(path, columns, [(place, [line[k] for k in places]) for place, line in lines])
 
 
 def read_groups(path: Path, column: str) -> dict[Path, str]:
@@ -180,10 +180,12 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
             raise DataError(f"{path} {fault}")
         table = parquet.read_table(file, columns=columns, read_dictionary=columns)
         values = [cells(table.column(column)) for column in columns]
+    lines = []
     for number, row in enumerate(zip(*values, strict=True), start=1):
-        if not all(isinstance(value, str | int) for value in row):
-            raise DataError(f"{path} row {number}: image, label and split must be text or whole numbers")
-        yield _row(path, f"row {number}", [str(value) for value in row])
+        if not all(isinstance(value, str | int) for value in row[:2]):
+            raise DataError(f"{path} row {number}: image and label must be text or whole numbers")
+        lines.append((f"row {number}", ["" if value is None else str(value) for value in row]))
+    return _rows(path, columns, lines)
 
 
 def parquet_fault(metadata: Any, size: int) -> str | None:
@@ -207,22 +209,37 @@ def cells(column: Any) -> list[Any]:
     return values
 
 
-def _row(path: Path, place: str, texts: list[str]) -> Row:
-    image, label, *split = texts
-    if not image.strip() or not label.strip():
-        raise DataError(f"{path} {place}: the image or its label is empty")
-    return place, image, unescape_formula(label.strip()), split_called(split[0], f"{path} {place}") if split else None
+def _rows(path: Path, columns: Sequence[str], lines: Sequence[tuple[str, list[str]]]) -> Iterator[Row]:
+    """The rows of a table, from the place and the cells of each in these columns: image, label, and perhaps splits."""
+    split = split_column({column: [cells[k] for _, cells in lines] for k, column in enumerate(columns[2:], start=2)})
+    for place, cells in lines:
+        image, label = cells[:2]
+        if not image.strip() or not label.strip():
+            raise DataError(f"{path} {place}: the image or its label is empty")
+        own = None if split is None else split_called(cells[columns.index(split, 2)], f"{path} {place}")
+        yield place, image, unescape_formula(label.strip()), own
+
+
+def split_column(columns: Mapping[str, Sequence[str]]) -> str | None:
+    """The name of the column that holds the split, of :data:`SPLIT_COLUMNS` with their cells; None if there is none."""
+    for name, own in columns.items():
+        if name.strip().lower() == SPLIT_COLUMNS[0] or any(cell.strip().lower() in SPLIT_NAMES for cell in own):
+            return name
+    return None
 
 
 def _columns(path: Path, header: list[str]) -> list[str]:
-    """The header's names for the columns of image, label and, if present, split."""
+    """The header's names for the columns of image and label, and for those that may hold the split."""
     by_name = {column.strip().lower(): column for column in reversed(header)}
     columns = []
-    for role, names in _COLUMNS.items():
+    for names in _COLUMNS.values():
         present = [by_name[name] for name in names if name in by_name]
-        if not present and role != "split":
+        if not present:
             raise DataError(f"{path} needs a column {' or '.join(names)}; its columns are: {some(header) or 'none'}")
-        if present and [column.strip().lower() for column in header].count(present[0].strip().lower()) > 1:
-            raise DataError(f"{path} has two columns {shown(present[0])}")
         columns += present[:1]
+    columns += [by_name[name] for name in SPLIT_COLUMNS if name in by_name]
+    counts = Counter(column.strip().lower() for column in header)
+    twice = next((column for column in columns if counts[column.strip().lower()] > 1), None)
+    if twice is not None:
+        raise DataError(f"{path} has two columns {shown(twice)}")
     return columns
