@@ -66,15 +66,17 @@ def test_every_problem_is_reported(tmp_path, workers):
     assert problems[5] == "1 class has fewer than 5 training images: tiny (1)."
 
 
-def test_classes_that_differ_only_in_case_or_unicode_form_are_reported(tmp_path):
-    report = check_data(
-        read_data(
-            str(replicas.image_folder(tmp_path, ("train",), ("Jay", "jay", "caf\u00e9", "cafe\u0301", "rook"), 6))
-        )
-    )
-    assert set(report.same_names) == {("Jay", "jay"), ("cafe\u0301", "caf\u00e9")}
+def test_classes_that_differ_only_in_case_spaces_zeros_or_unicode_form_are_reported(tmp_path):
+    names = ("Jay", "jay", "caf\u00e9", "cafe\u0301", "rook", "Blue_Jay", "blue jay", "1", "01", "1.0", "10", "C", "C+")
+    names += ("tern", "tern ", "tern\u200b", "0", "00")
+    report = check_data(read_data(str(replicas.image_folder(tmp_path, ("train",), names, 6))))
+    assert set(report.same_names) == {
+        ("Jay", "jay"), ("cafe\u0301", "caf\u00e9"), ("Blue_Jay", "blue jay"), ("01", "1", "1.0"), ("0", "00"),
+        ("tern", "tern ", "tern\u200b"),
+    }  # fmt: skip
     (problem,) = (sentence for sentence in report.problems if "Unicode" in sentence)
-    assert problem.startswith("2 groups of classes have names that differ only in case")
+    assert problem.startswith("6 groups of classes have names that differ only in case")
+    problem = check_data(read_data(str(replicas.image_folder(tmp_path / "x", ("train",), names[2:5], 6)))).problems[0]
     assert r"'cafe\u0301' = 'caf\xe9'" in problem
 
 

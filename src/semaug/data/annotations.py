@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from semaug.data.samples import DataSet, ImageFiles, Samples, ignored_files
 from semaug.util.errors import DataError, SemaugError
-from semaug.util.names import shown, some
+from semaug.util.names import folded, shown, some
 from semaug.util.untrusted import read_bytes
 
 SPLIT_NAMES = {
@@ -207,8 +207,11 @@ def check_labels(
             raise DataError(f"{source} has no images in the split {split}")
         extra = sorted(set(labels) - trained)
         if extra and trained:
-            names = some(classes[label] for label in extra)
-            raise DataError(f"{source} has classes in {split} that are not in train: {names}")
+            names = [classes[label] for label in extra]
+            similar = {folded(classes[label]): classes[label] for label in trained}
+            alike = [(name[:99], similar[folded(name)][:99]) for name in names if folded(name) in similar]
+            hint = "".join(f"; {name!a} is another name than {other!a}" for name, other in alike[:1])
+            raise DataError(f"{source} has classes in {split} that are not in train: {some(names)}{hint}")
     without = [class_name for label, class_name in enumerate(classes) if label not in trained]
     if without:
         others = f"; {ignored_files(ignored)}" if ignored else ""

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import statistics
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from semaug.data.samples import DataSet, Samples, ignored_files, why_unreadable
-from semaug.util.names import counted, listed, printable
+from semaug.util.names import counted, folded, listed, printable
 from semaug.util.processes import ordered_map
 from semaug.util.progress import ProgressCallback
 
@@ -95,7 +94,7 @@ class Report:
     ignored: dict[str, int]
     """Number of files of other types, by suffix."""
     same_names: tuple[tuple[str, ...], ...] = ()
-    """Groups of classes whose names differ only in case or in how Unicode stores their letters."""
+    """Groups of classes whose names are the same by :func:`semaug.util.names.folded`."""
     near_duplicates: tuple[NearDuplicate, ...] = ()
     """Images of different splits that look the same (:mod:`semaug.data.near_duplicates`)."""
 
@@ -121,7 +120,7 @@ class Report:
         report(self.near_duplicates, "pair of images", alike, _alike, "looks look")
         report(self.unreadable, "image", "unreadable", lambda item: f"{_place(item.image)} ({item.reason})")
         report(contradictory, "image", "in more than one class", _equal)
-        stored = "only in case or in how Unicode stores their letters"
+        stored = "only in case, spaces, zeros or how Unicode stores their letters"
         report(self.same_names, "group of classes", f"names that differ {stored}", _names, "has have")
         for split, missing in self.missing_classes.items():
             report(missing, "class", f"without images in {split}", printable)
@@ -202,7 +201,7 @@ def check_data(data: DataSet, workers: int = 0, progress: ProgressCallback | Non
 def _same_names(classes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     by_key: dict[str, list[str]] = {}
     for name in classes:
-        by_key.setdefault(unicodedata.normalize("NFKC", name).casefold(), []).append(name)
+        by_key.setdefault(folded(name), []).append(name)
     return tuple(tuple(group) for group in by_key.values() if len(group) > 1)
 
 

@@ -4,6 +4,7 @@ In HTML the templates escape every text (:mod:`semaug.report.html`).
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 _STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
@@ -58,6 +59,18 @@ def class_titles(names: Sequence[str]) -> tuple[str, ...]:
     """Write the names of all classes by :func:`class_title`; as they are if two would become the same."""
     titles = tuple(map(class_title, names))
     return titles if len(set(titles)) == len(titles) else tuple(names)
+
+
+def folded(name: str) -> str:
+    """What names share that differ only in case, spaces, zeros before or after a number, or how Unicode stores them.
+
+    >>> folded("Blue_Jay ") == folded("blue jay"), folded("01") == folded("1.0")
+    (True, True)
+    """
+    text = unicodedata.normalize("NFKC", name).casefold()
+    text = "".join(c for c in text if c.isprintable() and c not in " _")
+    number = re.fullmatch(r"0*(\d+?)(\.0*)?", text)
+    return number[1] if number else text
 
 
 def escape_formula(name: str) -> str:
