@@ -88,6 +88,13 @@ def test_too_few_open_files_are_one_sentence(photos: Path) -> None:
     assert result.stderr == "semaug: the system refuses an operation: Too many open files\n"
 
 
+def test_a_current_folder_that_was_deleted_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    result = semaug("--version", cwd=tmp_path / "gone", preexec_fn=(tmp_path / "gone").rmdir)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "semaug: the current folder was deleted or replaced; change to one that exists\n"
+
+
 @pytest.mark.parametrize("gigabytes", [1, 2])
 def test_too_little_memory_for_pytorch_is_one_sentence(gigabytes: int) -> None:
     def limit() -> None:
