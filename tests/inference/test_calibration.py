@@ -48,6 +48,13 @@ def test_the_temperature_has_the_smallest_cross_entropy() -> None:
     assert temperature == pytest.approx(grid[np.argmin(losses)], abs=2e-3)
 
 
+def test_without_mistakes_probabilities_stay_as_they_are() -> None:
+    """The cross-entropy falls as long as T does; every probability would become 1."""
+    for scale in (0.1, 1.0, 100.0):
+        logits = scale * torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+        assert fit_temperature(logits, logits.argmax(1)) == 1
+
+
 def test_a_calibrated_run_divides_its_logits(run: Path, calibrated: Path) -> None:
     plain, classifier, content = load_classifier(run), load_classifier(calibrated), read_calibration(calibrated)
     assert content is not None
@@ -79,6 +86,10 @@ def test_exports_are_calibrated_too(calibrated: Path, exported: Path, tmp_path: 
         torch.testing.assert_close(other.probabilities(batch), classifier.probabilities(batch), atol=1e-5, rtol=1e-4)
     card = (tmp_path / "exported" / "README.md").read_text()
     assert f"/ {classifier.temperature:.6g}).softmax(1)" in card
+    assert "| top-1 accuracy | " in card
+    before = read_json(calibrated / "evaluation.json")
+    assert f"| cross-entropy, before calibration | {before['cross_entropy']:.4f} |" in card
+    assert f"| expected calibration error, before calibration | {before['calibration_error']:.4f} |" in card
 
 
 def test_a_changed_temperature_is_refused(calibrated: Path, tmp_path: Path) -> None:

@@ -85,6 +85,16 @@ def test_a_run_directory_and_a_file_are_not_overwritten(classifier, tmp_path):
         export(classifier, tmp_path / "metrics.jsonl")
 
 
+@pytest.mark.parametrize("value", [1e30, math.nan])
+def test_damaged_weights_are_not_exported(classifier, tmp_path, value):
+    model = copy.deepcopy(classifier.model)
+    with torch.no_grad():
+        list(model.parameters())[-1][0] = value
+    with pytest.raises(ModelError, match="the weights are damaged: logits are as large as .*; nothing is exported"):
+        export(replace(classifier, model=model), tmp_path / "out", onnx=False)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_second_export_removes_old_onnx_files(classifier, tmp_path):
     export(classifier, tmp_path, onnx=False)
     for name in ("model.onnx", "model.onnx.data"):

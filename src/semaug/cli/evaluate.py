@@ -97,9 +97,11 @@ class Evaluate(Command):
                 fitted = calibrate(classifier, readable("val"), self.batch_size, advance, data_classes=data.classes)
             write_report([self.models[0]], self.models[0] / "report.html")
             before, after = fitted["before"], fitted["after"]
-            say(f"temperature {fitted['temperature']:.3f}: on {fitted['images']} validation images the cross-entropy "
-                f"goes from {before['cross_entropy']:.4f} to {after['cross_entropy']:.4f}, the calibration error from "
-                f"{before['calibration_error']:.4f} to {after['calibration_error']:.4f}")  # fmt: skip
+            effect = (f"the cross-entropy goes from {before['cross_entropy']:.4f} to {after['cross_entropy']:.4f}, the "
+                      f"calibration error from {before['calibration_error']:.4f} to {after['calibration_error']:.4f}"
+                      if fitted["wrong"] else "every answer is right, which leaves the probabilities as they "
+                      "are")  # fmt: skip
+            say(f"temperature {fitted['temperature']:.3f}: on {fitted['images']} validation images {effect}")
         samples, classifier.tta = readable(split), self.tta
         with Progress().task(f"evaluating on {split}", len(samples)) as advance:
             result = evaluate(classifier, samples, self.batch_size, advance, data_classes=data.classes)

@@ -43,7 +43,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         labels: True classes (N,).
 
     Returns:
-        T, from 0.01 to 100.
+        T, from 0.01 to 100. 1 if every answer is right: the smaller T, the smaller is the cross-entropy then, and every
+        probability would become 1.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0]]).repeat(4, 1)
@@ -51,6 +52,8 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         1.82
     """
     wide = logits.double()
+    if bool((wide.argmax(1) == labels).all()):
+        return 1.0
 
     def loss(log_temperature: float) -> float:
         return float(F.cross_entropy(wide / np.exp(log_temperature), labels))
@@ -100,7 +103,7 @@ def calibrate(
         raise ModelError("the network's outputs are not finite numbers: its training has diverged")
     temperature = fit_temperature(logits, labels)
     before, after = ((logits.double() / divisor).log_softmax(1) for divisor in (1.0, temperature))
-    confidence, predicted = after.exp().float().max(1)
+    confidence, predicted = after.exp().float().amax(1), logits.argmax(1)
     content: Calibration = {
         "temperature": temperature,
         "images": len(samples),

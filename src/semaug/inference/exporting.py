@@ -69,7 +69,7 @@ def export(
         onnx: Write model.onnx too, and compare its logits with the network's.
         hub: Write a folder that timm loads, and compare the logits of what it loads.
         evaluation: Scores for the model card by name, with the "split" on which they were measured and, optionally,
-            the "count" of its images, as in a run's evaluation.json.
+            the "count" of its images, as in a run's evaluation.json; measured without the temperature.
 
     Returns:
         The files, and the differences in logits.
