@@ -48,6 +48,9 @@ def test_neither_devices_nor_files_of_another_kind_are_replaced(tmp_path: Path) 
     with pytest.raises(FileError, match="pipe: it is not a regular file"):
         write_atomically(pipe, b"content")
     assert pipe.is_fifo()
+    for folder in (Path(""), Path("/"), tmp_path):  # an empty variable of a script is the first
+        with pytest.raises(FileError, match="cannot write .*: it is a folder"):
+            write_atomically(folder, b"content")
     photo.write_bytes(b"\x89PNG")
     with pytest.raises(FileError, match="photo.png exists and is something else, which would be lost"):
         refuse_foreign(photo, b"path,", b"{")

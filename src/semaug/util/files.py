@@ -32,7 +32,7 @@ def open_atomically(path: Path, mode: str = "wb", *, keep: Path | None = None, *
     Raises:
         FileError: The file cannot be written.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    unfinished = path.parent / f".{path.name}.{os.getpid()}.part"  # with_name() fails for "." and "/"
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
