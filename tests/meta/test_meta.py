@@ -10,6 +10,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 import semaug
 from algorithm1 import Literal, Released
@@ -401,6 +402,70 @@ def test_operator_without_forward_formula_falls_back_with_a_warning_that_names_i
             learner.step(*batches(1)[0])
         results.append(covnet.state_dict())
     torch.testing.assert_close(*results, rtol=1e-12, atol=0)
+
+
+class Plain(nn.Module):
+    """Four layers, of which some may be checkpointed, and a scale that may be a constant."""
+
+    def __init__(self, checkpointed: slice = slice(0, 0), scaled: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(12, 6), *[nn.Linear(6, 6) for _ in range(3)]])
+        self.fc = nn.Linear(6, 4)
+        self.checkpointed, self.scaled = checkpointed, scaled
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = images.flatten(1)
+        span = range(4)[self.checkpointed]
+        for layer in self.layers[: span.start]:
+            features = layer(features).tanh()
+        if span:
+            features = checkpoint(self.inside, features, span, use_reentrant=False)
+        for layer in self.layers[span.stop :]:
+            features = layer(features).tanh()
+        if self.scaled:
+            with torch.no_grad():
+                scale = features.norm(dim=1, keepdim=True)
+            features = features / scale
+        return self.fc(features)
+
+    def inside(self, features: Tensor, span: range) -> Tensor:
+        for place in span:
+            features = self.layers[place](features).tanh()
+        return features
+
+
+def trained(model: nn.Module, **options: Any) -> list[Tensor]:
+    """The parameters of model and CovNet after three batches."""
+    model.load_state_dict(Plain().state_dict())
+    covnet = semaug.CovNet(6)
+    model, covnet = model.double(), covnet.double()
+    optimizers = torch.optim.SGD(model.parameters(), lr=0.2), torch.optim.SGD(covnet.parameters(), lr=50.0)
+    learner = semaug.LearnableAugmentation(model, optimizers[0], covnet, optimizers[1], strength=5.0, **options)
+    for batch in batches(3, pixels=2):
+        learner.step(*batch)
+    return [*covnet.parameters(), *model.parameters()]
+
+
+@pytest.mark.parametrize("frozen", [0, 2])
+@pytest.mark.parametrize("engine", ["jvp", "double_backward"])
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+def test_gradient_checkpointing_changes_nothing(order: str, engine: str, frozen: int) -> None:
+    options = {"order": order, "engine": engine, "frozen_blocks": frozen}
+    torch.manual_seed(0)
+    expected = trained(Plain(), **options)
+    for span in (slice(2, 4), slice(1, 3)):  # late layers, and early and late ones together
+        torch.manual_seed(0)
+        torch.testing.assert_close(trained(Plain(span), **options), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_what_the_network_computes_without_gradients_is_a_constant_in_the_meta_gradient_too() -> None:
+    """Forward mode does not know torch.no_grad inside the network."""
+    torch.manual_seed(0)
+    expected = trained(Plain(scaled=True), engine="double_backward", frozen_blocks=0)
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="Plain uses torch.no_grad inside, which forward mode ignores; double backw"):
+        result = trained(Plain(scaled=True), engine="jvp", frozen_blocks=0)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=0)
 
 
 def test_joint_training_drives_the_variance_to_zero_and_the_meta_loop_does_not() -> None:

@@ -1,5 +1,6 @@
 """Wrong use of the learner: each mistake is one sentence that names what is wrong."""
 
+import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import semaug
 
@@ -36,6 +38,70 @@ class Classifier(nn.Module):
 class Cosine(nn.Linear):
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(F.normalize(features), F.normalize(self.weight))
+
+
+class LowRank(nn.Linear):
+    """As of LoRA: the update of the weight starts at zero, and only it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 3)
+        self.weight.requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.zeros(3, 2))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(features) + features @ self.down.T @ self.up.T
+
+
+class Capped(Classifier):
+    """Logits with a limit, which a head that starts at zero does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.fc.weight)
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return 5 * torch.tanh(super().forward(images) / 5)
+
+
+class Scaled(Classifier):
+    """Logits times a learned scale that starts at 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scale * super().forward(images)
+
+
+class Skipping(Classifier):
+    """Layers are left out at random, as Python draws."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.body[:3](images)
+        return self.fc(features if self.training and random.random() < 0.5 else self.body[3](features))
+
+
+def changed(change: Callable[[Classifier], Any]) -> Classifier:
+    model = Classifier()
+    change(model)
+    return model
+
+
+def tie(model: Classifier) -> None:
+    model.body[3] = nn.Linear(8, 8)
+    model.fc = nn.Linear(8, 8)
+    model.fc.weight = model.body[3].weight
+
+
+def compile_inside(model: Classifier) -> None:
+    model.body[3] = torch.compile(model.body[3], backend="eager")
+
+
+def replace_forward(model: Classifier) -> None:
+    forward = model.body[3].forward
+    model.body[3].forward = lambda features: 2 * forward(features)
 
 
 def learner(model: Any = None, optimizer: Any = None, **options: Any) -> semaug.LearnableAugmentation:
@@ -70,6 +136,24 @@ MISTAKES: dict[str, tuple[Case, str]] = {
     "cosine head": (
         lambda x, y: learner(Classifier(Cosine(8, 3))).step(x, y),
         "not that of its linear layer 'fc' alone",
+    ),
+    "LoRA head": (lambda x, y: learner(Classifier(LowRank())).step(x, y), "not that of its linear layer 'fc' alone"),
+    "capped logits": (lambda x, y: learner(Capped()).step(x, y), "not that of its linear layer 'fc' alone"),
+    "scaled logits": (lambda x, y: learner(Scaled()).step(x, y), "at other values of its parameter 'scale'"),
+    "normed head": (
+        lambda x, y: learner(changed(lambda model: weight_norm(model.fc))).step(x, y),
+        "cannot run Classifier at other values of its parameter 'fc.parametrizations.weight.original0'",
+    ),
+    "shared head": (lambda x, y: learner(changed(tie)).step(x, y), "other values of its parameter 'body.3.weight'"),
+    "compiled layer": (lambda x, y: learner(changed(compile_inside)).step(x, y), "'body.3._orig_mod.weight'"),
+    "replaced forward": (lambda x, y: learner(changed(replace_forward)).step(x, y), "its parameter 'body.3.weight'"),
+    "random numbers of Python": (
+        lambda x, y: learner(Skipping()).step(x, y),
+        "the meta loop repeats passes, and Skipping draws random numbers with Python or NumPy",
+    ),
+    "spectral norm": (
+        lambda x, y: learner(changed(lambda model: spectral_norm(model.body[3]))).step(x, y),
+        "every pass changes the buffer 'body.3.parametrizations.weight.0._u'",
     ),
     "another's optimiser": (
         lambda x, y: learner(optimizer=sgd(Classifier())),
@@ -112,6 +196,13 @@ def test_a_mistake_is_one_sentence(mistake: str) -> None:
     wrong, message = MISTAKES[mistake]
     with pytest.raises(ValueError, match=re.escape(message)):
         wrong(IMAGES, LABELS)
+
+
+def test_a_head_with_a_computed_weight_is_trained_where_there_is_no_meta_loop() -> None:
+    model = changed(lambda model: weight_norm(model.fc))
+    before = [parameter.detach().clone() for parameter in model.fc.parameters()]
+    learner(model, source=semaug.Constant(0.5)).step(IMAGES, LABELS)
+    assert all(not torch.equal(a, b) for a, b in zip(model.fc.parameters(), before, strict=True))
 
 
 def test_the_advice_for_an_auxiliary_head_works() -> None:

@@ -14,8 +14,9 @@ def double_backward(
 ) -> list[Tensor]:
     """Compute ``∂/∂θ_g ⟨∇L_train, d⟩`` by differentiating the inner product as it stands."""
     point = {name: parameter.detach().requires_grad_() for name, parameter in problem.parameters.items()}
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-        features = problem.features_at(point).to(problem.features.dtype)
+    # Fused attention has no second derivative.
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), problem.features_at(point) as late_features:
+        features = late_features.to(problem.features.dtype)
         # The weight belongs here and not at the end: BatchNorm over all ranks mixes the losses of all ranks.
         loss = problem.weight * problem.loss(features, *problem.network.head_parameters(point))
         gradients = torch.autograd.grad(loss, list(point.values()), create_graph=True, materialize_grads=True)

@@ -6,6 +6,7 @@ whole batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Literal
 
@@ -139,13 +140,15 @@ class Executor:
     def meta_loss_at(self, point: Mapping[str, Tensor], batch: HalfBatch) -> MetaLoss:
         """L_meta at other late parameters. Its graph is freed before this returns."""
         point = {name: parameter.requires_grad_() for name, parameter in point.items()}
+        head = self.network.head_parameters(point)
+        with ExitStack() as stack:
 
-        def loss(part: MicroBatch) -> Tensor:
-            with self.mixed.cast():
-                features = self.network.forward_at(point, part.images)
-            return meta_loss(features, part.labels, *self.network.head_parameters(point), self._image_weights(part))
+            def loss(part: MicroBatch) -> Tensor:
+                with self.mixed.cast():
+                    features = stack.enter_context(self.network.at(point, part.images))
+                return meta_loss(features, part.labels, *head, self._image_weights(part))
 
-        gradients, value = self._gradients(batch, loss, list(point.values()), self.local, retain=False)
+            gradients, value = self._gradients(batch, loss, list(point.values()), self.local, retain=False)
         return MetaLoss(value, dict(zip(point, gradients, strict=True)), batch[0].weight if self.local else None)
 
     def real_backward(self, batch: HalfBatch, strength: Strength, detach: bool) -> tuple[Metrics, Tensor | float]:

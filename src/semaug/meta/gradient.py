@@ -8,10 +8,8 @@ With ``v = ∇_θ̃ L_meta`` and ``d = (∂θ̃_f/∂∇L_train) ⊙ v`` the cha
 :mod:`semaug.meta.jvp` replaces that graph by one forward-mode pass.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Literal
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -20,11 +18,8 @@ from torch.autograd.function import BackwardCFunction, Function
 from semaug.meta.double_backward import double_backward
 from semaug.meta.jvp import jvp
 from semaug.meta.problem import TrainProblem
-from semaug.network.network import Network
 
 Engine = Literal["jvp", "double_backward"]
-
-_without_forward_mode: WeakSet[Network] = WeakSet()
 
 
 def meta_gradient(
@@ -44,16 +39,11 @@ def meta_gradient(
     Returns:
         One gradient for each parameter.
     """
-    if engine == "jvp" and problem.network not in _without_forward_mode:
+    if engine == "jvp" and problem.network.forward_mode:
         try:
             return jvp(problem, direction, parameters)
         except NotImplementedError as error:
-            warnings.warn(
-                f"semaug: {_unsupported(problem, error)} has no forward-mode formula; double backward computes the "
-                "meta-gradient instead (the same result, at a higher cost)",
-                stacklevel=2,
-            )
-            _without_forward_mode.add(problem.network)
+            problem.network.use_reverse_mode(f"{_unsupported(problem, error)} has no forward-mode formula")
     return double_backward(problem, direction, parameters)
 
 
@@ -61,7 +51,8 @@ def _unsupported(problem: TrainProblem, error: NotImplementedError) -> str:
     """Name what has no forward-mode formula: the custom functions of the network without one, or torch's message."""
     with torch.enable_grad():
         point = {name: parameter.detach().requires_grad_() for name, parameter in problem.parameters.items()}
-        waiting, seen = [problem.features_at(point).grad_fn], set()
+        with problem.features_at(point) as features:
+            waiting, seen = [features.grad_fn], set()
     functions: set[type[Function]] = set()
     while waiting:
         node = waiting.pop()

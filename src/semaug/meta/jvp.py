@@ -7,9 +7,7 @@
 a forward-mode pass gives ȧ (N, D), and the rest is a small reverse-mode problem. The result is exact.
 """
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +15,7 @@ from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from semaug.meta.problem import TrainProblem, global_norm
-from semaug.network.tangents import TangentRules
+from semaug.network.tangents import TangentRules, without_jit_warning
 
 
 def jvp(problem: TrainProblem, direction: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -54,11 +52,10 @@ def _features_tangent(problem: TrainProblem, direction: Mapping[str, Tensor]) ->
         # The pass is linear in the direction. Scaled to the size of the parameters it stays in the range of fp16.
         scale = global_norm(primals) / global_norm(tangents).clamp_min(1e-30)
         tangents = list(torch._foreach_mul(tangents, scale))
-    with _without_jit_warning(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), dual_level():
+    with without_jit_warning(), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), dual_level():
         dual = {name: make_dual(*pair) for name, *pair in zip(names, primals, tangents, strict=True)}
-        with TangentRules(problem.tape.late):
-            features = problem.features_at(dual)
-        tangent: Tensor | None = unpack_dual(features).tangent
+        with TangentRules(problem.tape.late), problem.features_at(dual) as features:
+            tangent: Tensor | None = unpack_dual(features).tangent
         if tangent is None:
             raise RuntimeError(
                 "the network dropped its forward-mode tangent (inference mode, reentrant checkpointing or a detach "
@@ -66,19 +63,3 @@ def _features_tangent(problem: TrainProblem, direction: Mapping[str, Tensor]) ->
             )
         tangent = tangent.to(problem.features.dtype)
         return tangent if scale is None else tangent / scale
-
-
-_formulas_compiled = False
-
-
-@contextmanager
-def _without_jit_warning() -> Iterator[None]:
-    """Hide torch's warning about itself: forward mode compiles its formulas with the deprecated torch.jit, once."""
-    global _formulas_compiled
-    if _formulas_compiled:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=FutureWarning)
-        yield
-    _formulas_compiled = True

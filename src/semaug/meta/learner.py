@@ -212,6 +212,8 @@ class LearnableAugmentation:
             self._check(images, labels)
             self.network.prepare(images)  # before the labels: a wrong head is the likelier reason for wrong numbers
             self._check_labels(images, labels)
+            if self.executor.learns_source:
+                self.network.check_meta_passes(images, self.executor.engine == "jvp")
             return (self._run_step if self._graphs is None else self._graphs.step)(images, labels)
 
     def _run_step(self, images: Tensor, labels: Tensor) -> Metrics:

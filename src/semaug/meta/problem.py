@@ -1,7 +1,7 @@
 """The function that the meta-gradient engines differentiate: L_train of one recorded pass."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -35,13 +35,16 @@ class TrainProblem:
     loss_along: HeadLossAlong | None = None
     weight: float = 1.0
 
-    def features_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Repeat the late part of the pass at other parameters."""
+    @contextmanager
+    def features_at(self, parameters: Mapping[str, Tensor]) -> Iterator[Tensor]:
+        """Repeat the late part of the pass at other parameters; a backward pass belongs into the `with` block."""
         device = self.features.device.type
         # A cached half-precision copy of a weight would lose its tangent or belong to another graph.
         cast = torch.autocast(device, self.autocast, cache_enabled=False) if self.autocast else nullcontext()
-        with cast:
-            return self.network.replay(parameters, self.tape)
+        with ExitStack() as stack:
+            with cast:
+                features = stack.enter_context(self.network.replaying(parameters, self.tape))
+            yield features
 
     def head_names(self) -> tuple[str, str]:
         """Names of the head's weight and bias among the parameters."""

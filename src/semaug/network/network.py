@@ -5,6 +5,7 @@ other late parameters; and a replay of the late part of an earlier pass. :class:
 through two views (:mod:`semaug.network.views`): one for ordinary passes, one that moves no statistics.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from typing import Any, Literal, cast
 import torch
 import torch._functorch.config
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from semaug.isda.head import weight_and_bias
 from semaug.network.batchnorm import BatchNormOverRanks
 from semaug.network.blocks import find_blocks, find_head, unwrapped
 from semaug.network.recording import OperatorRecorder
-from semaug.network.split import OTHER_HEAD, split_model
+from semaug.network.split import OTHER_HEAD, check_late_part, split_model
 from semaug.network.views import Tape, View
 from semaug.util import distributed
 
@@ -138,6 +140,8 @@ class Network:
         self._early_parameters = {name for block in early for name in block.parameters}
         self._pools = any(isinstance(module, nn.MaxPool2d) for module in self.model.modules())
         self._backend = compile
+        self._passes_checked = False
+        self.forward_mode = True  # whether meta-gradients may be computed in forward mode
         self._views: tuple[View, View] | None = None  # for ordinary passes, and for those that move no statistics
 
     @property
@@ -197,32 +201,50 @@ class Network:
         tape = Tape.start(images)
         return self._record(self._view(images, tracks=False), tape, labels), tape
 
-    def forward_at(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
+    @contextmanager
+    def at(self, parameters: Mapping[str, Tensor], images: Tensor) -> Iterator[Tensor]:
         """A pass at other late parameters, which moves no statistics and has no graph in the early part.
 
-        Of a composite model only as much is run as the head needs.
+        Of a composite model only as much is run as the head needs. A backward pass belongs into the `with` block: a
+        model with gradient checkpointing repeats modules in it, at the parameters that it has then.
 
         Args:
             parameters: Values of late parameters, by name; the others are the model's own.
             images: Batch (N, …).
 
-        Returns:
+        Yields:
             Features (N, D).
         """
         view = self._view(images, tracks=False)
-        with view.at(parameters), self._batch_norm(), _short_indices() if self._pools else nullcontext():
-            return self._checked(self._run_head(view.root, images), images)
+        with view.at(parameters), self._batch_norm():
+            with _short_indices() if self._pools else nullcontext():
+                features = self._checked(self._run_head(view.root, images), images)
+            yield features
 
-    def replay(self, parameters: Mapping[str, Tensor], tape: Tape) -> Tensor:
-        """Features (N, D) of the late part of a recorded pass, repeated with the same early outputs and random masks.
+    def forward_at(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        """The features (N, D) of :meth:`at`, for a model without gradient checkpointing."""
+        with self.at(parameters, images) as features:
+            return features
+
+    @contextmanager
+    def replaying(self, parameters: Mapping[str, Tensor], tape: Tape) -> Iterator[Tensor]:
+        """The late part of a recorded pass, repeated with the same early outputs and random masks.
 
         Args:
             parameters: Values of late parameters, by name; the others are the model's own.
             tape: Tape of the recorded pass.
+
+        Yields:
+            Features (N, D). As in :meth:`at`, a backward pass belongs into the `with` block.
         """
         view = self._view(tape.images, tracks=False)
         with view.replaying(tape), view.at(parameters), self._batch_norm():
-            return self._checked(self._run_head(view.root, tape.images), tape.images)
+            yield self._checked(self._run_head(view.root, tape.images), tape.images)
+
+    def replay(self, parameters: Mapping[str, Tensor], tape: Tape) -> Tensor:
+        """The features (N, D) of :meth:`replaying`, for a model without gradient checkpointing."""
+        with self.replaying(parameters, tape) as features:
+            return features
 
     def prepare(self, images: Tensor) -> None:
         """Make the split, which the first pass does otherwise; later calls do nothing.
@@ -246,6 +268,36 @@ class Network:
             # pass, so it cannot be set for one model only.
             torch._functorch.config.donated_buffer = False
             main.call = torch.compile(main.root, backend=self._backend)
+
+    def check_meta_passes(self, images: Tensor, forward_mode: bool) -> None:
+        """Check on noise, once, that passes at other late parameters and repeated passes are those of the model.
+
+        Args:
+            images: As in :meth:`prepare`.
+            forward_mode: Whether meta-gradients are to be computed in forward mode.
+
+        Raises:
+            ValueError: The meta loop cannot run the model.
+        """
+        if self._passes_checked:
+            return
+        self._passes_checked = True
+        model, head, late = self.model, self.head, self.late_parameters
+        if not check_late_part(model, head, late, self._run_head, self._logits_at, images, forward_mode):
+            self.use_reverse_mode(f"{type(self.model).__name__} uses torch.no_grad inside, which forward mode ignores")
+
+    def use_reverse_mode(self, reason: str) -> None:
+        """Let double backward compute meta-gradients from now on, with a warning that states the `reason`."""
+        self.forward_mode = False
+        warnings.warn(
+            f"semaug: {reason}; double backward computes the meta-gradient instead (the same result, at a higher cost)",
+            stacklevel=3,
+        )
+
+    def _logits_at(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        weight, bias = self.head_parameters(parameters)
+        with self.at(parameters, images) as features:
+            return F.linear(features, weight, bias)
 
     def _view(self, images: Tensor, tracks: bool) -> View:
         self.prepare(images)

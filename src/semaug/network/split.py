@@ -1,23 +1,31 @@
 """Split a model into an early and a late part, and check the split by running the model on noise."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from semaug.isda.head import Head, weight_and_bias
+from semaug.isda.precision import widened
 from semaug.network.blocks import below
 from semaug.network.hooks import hooked
 from semaug.network.randomness import restored_random_state
+from semaug.network.tangents import without_jit_warning
 from semaug.network.views import View, evaluation_mode
 
 OTHER_HEAD = "if another layer makes the logits, pass semaug.Network(model, head=NAME)"
 """Advice for models where the wrong layer was taken for the head."""
+
+_TOLERANCE = 1e-2  # relative difference of derivatives
 
 
 @torch.enable_grad()
@@ -47,7 +55,7 @@ def split_model(
         ValueError: The model's output is not that of its head alone.
     """
     early = set(early_parameters)
-    with evaluation_mode(model), restored_random_state(images.device):
+    with evaluation_mode(model), restored_random_state(images.device), _noise_in_head(model, head[1]):
         noise = torch.randn_like(images[:2].detach())
         while True:
             modules, logits = _early_modules(model, early, lambda: run_head(model, noise))
@@ -68,6 +76,29 @@ def split_model(
     for module in (*main.early, *other.early):
         module.needed, module.overwritten = module.name in needed, module.name in overwritten
     return main, other, early
+
+
+@contextmanager
+def _noise_in_head(model: nn.Module, head: Head) -> Iterator[None]:
+    """Replace the parameters of the head by noise: a head that starts at zero would hide what follows it."""
+    noise = {
+        parameter: nn.Parameter(torch.randn_like(parameter) * parameter[0].numel() ** -0.5, parameter.requires_grad)
+        for parameter in head._parameters.values()
+        if parameter is not None
+    }
+    places = [
+        (module._parameters, key, parameter)
+        for module in model.modules()
+        for key, parameter in module._parameters.items()
+        if parameter is not None and parameter in noise
+    ]
+    try:
+        for parameters, key, parameter in places:
+            parameters[key] = noise[parameter]
+        yield
+    finally:
+        for parameters, key, parameter in places:
+            parameters[key] = parameter
 
 
 def _early_modules(model: nn.Module, early_parameters: set[str], run: Callable[[], Tensor]) -> tuple[set[str], Tensor]:
@@ -152,3 +183,96 @@ def _used(output: Tensor, inputs: dict[str, Any]) -> set[str]:
         return set()
     gradients = torch.autograd.grad(output.sum(), list(inputs.values()), allow_unused=True, retain_graph=True)
     return {name for name, gradient in zip(inputs, gradients, strict=True) if gradient is not None}
+
+
+@torch.enable_grad()
+def check_late_part(
+    model: nn.Module,
+    head: Head,
+    late_parameters: Callable[[], Mapping[str, Tensor]],
+    run_head: Callable[[nn.Module, Tensor], Tensor],
+    logits_at: Callable[[Mapping[str, Tensor], Tensor], Tensor],
+    images: Tensor,
+    forward_mode: bool,
+) -> bool:
+    """Check, on noise, that a view at other late parameters is the model at them, and that its pass can be repeated.
+
+    The former by derivatives: those of the logits in the late parameters must be the model's own.
+
+    Args:
+        model: The model.
+        head: Its head.
+        late_parameters: The late parameters of the model, by name.
+        run_head: The pass of the model as far as the head needs it; returns logits (N, C).
+        logits_at: The logits at other late parameters, by the view that moves no statistics.
+        images: A batch like those to come.
+        forward_mode: Whether to compare with forward mode too.
+
+    Returns:
+        Whether forward mode has the same derivatives. It does not know `torch.no_grad` inside the model.
+
+    Raises:
+        ValueError: The meta loop cannot run the model.
+    """
+    kind = type(model).__name__
+    with restored_random_state(images.device):
+        noise = torch.randn_like(images[:2].detach())
+        versions = {name: buffer._version for name, buffer in model.named_buffers()}
+        drawn = _host_randomness()
+        logits_at({}, noise)
+        changed = [name for name, buffer in model.named_buffers() if buffer._version != versions[name]]
+        if changed:
+            raise ValueError(
+                f"the meta loop repeats passes, and in {kind} every pass changes the buffer {changed[0]!r}; "
+                "learn Σ with a model without such layers"
+            )
+        if drawn != _host_randomness():
+            raise ValueError(
+                f"the meta loop repeats passes, and {kind} draws random numbers with Python or NumPy, which would "
+                "differ; draw them with torch"
+            )
+        with evaluation_mode(model), _noise_in_head(model, head):
+            own = late_parameters()
+            point = {name: parameter.detach().clone().requires_grad_() for name, parameter in own.items()}
+            logits = run_head(model, noise).flatten(1)
+            towards = torch.randn_like(logits)
+            expected = _gradients(logits, towards, own.values())
+            through = _gradients(logits_at(point, noise), towards, point.values())
+            for name, a, b in zip(own, expected, through, strict=True):
+                if (a - b).norm() > _TOLERANCE * a.norm():
+                    raise ValueError(
+                        f"the meta loop cannot run {kind} at other values of its parameter {name!r}: the weight of its "
+                        "head is shared or computed, the logits are not those of the head, or a module inside has "
+                        "another `forward` than its class (after torch.compile, say; use `module.compile()`)"
+                    )
+            if not forward_mode or widened(noise) is not noise:  # forward mode in half precision proves nothing
+                return True
+            square = sum(float(gradient.square().sum()) for gradient in through)
+            along = _derivative_along(point, through, lambda values: (logits_at(values, noise) * towards).sum())
+            return along is None or not abs(along - square) > _TOLERANCE * square
+
+
+@torch.no_grad()
+def _derivative_along(
+    point: Mapping[str, Tensor], direction: Iterable[Tensor], function: Callable[[Mapping[str, Tensor]], Tensor]
+) -> float | None:
+    """The derivative of a function along a direction, in forward mode; None if an operator has no formula for it."""
+    try:
+        with without_jit_warning(), sdpa_kernel(SDPBackend.MATH), dual_level():
+            pairs = zip(point.items(), direction, strict=True)
+            value = function({name: make_dual(at.detach(), tangent) for (name, at), tangent in pairs})
+            tangent = unpack_dual(value).tangent
+            return None if tangent is None else float(tangent)
+    except NotImplementedError:
+        return None
+
+
+def _host_randomness() -> tuple[object, ...]:
+    """The states of the random generators of Python and NumPy."""
+    name, keys, *rest = np.random.get_state()
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
+
+
+def _gradients(output: Tensor, towards: Tensor, inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    total = (output * towards).sum()
+    return torch.autograd.grad(total, list(inputs), materialize_grads=True)

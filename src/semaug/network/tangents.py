@@ -6,7 +6,9 @@ in-place activations on dual tensors follow the closed forms below; every other 
 give the same result up to rounding. On a GPU the rules use fused kernels (:mod:`semaug.network.kernels`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -245,3 +247,19 @@ _RULES: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
     Tensor.add_: _add_,
 }
+
+
+_formulas_compiled = False
+
+
+@contextmanager
+def without_jit_warning() -> Iterator[None]:
+    """Hide torch's warning about itself: forward mode compiles its formulas with the deprecated torch.jit, once."""
+    global _formulas_compiled
+    if _formulas_compiled:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=FutureWarning)
+        yield
+    _formulas_compiled = True
