@@ -365,6 +365,10 @@ WRONG = {  # the problem has N = 4, C = 5, D = 3
     "features NaN": (lambda p: {"features": changed(p.features, math.nan, 2, 1)}, r"NaN or infinite in row 2 \(1 of 4"),
     "features infinite": (lambda p: {"features": changed(p.features, math.inf, 1)}, r"NaN or infinite in row 1"),
     "features of minus infinity": (lambda p: {"features": changed(p.features, -math.inf, 0, 0)}, "NaN or infinite"),
+    "a negative variance": (
+        lambda p: {"covariance": Diagonal(-p.covariance.diagonal())},
+        "the variances of Σ must not be negative",
+    ),
     "strength negative": (lambda p: {"strength": -0.1}, "strength must be a finite number ≥ 0, not -0.1"),
     "strength NaN": (lambda p: {"strength": math.nan}, "strength must be a finite number ≥ 0, not nan"),
     "strength infinite": (lambda p: {"strength": math.inf}, "strength must be a finite number ≥ 0, not inf"),

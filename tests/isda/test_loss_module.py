@@ -151,6 +151,40 @@ def test_a_head_that_is_not_linear_raises_an_error(head):
         ISDALoss(CLASSES, DIM)(torch.ones(2, DIM), torch.tensor([0, 1]), head)
 
 
+class Cosine(nn.Linear):
+    def forward(self, features):
+        return F.linear(F.normalize(features), F.normalize(self.weight))
+
+
+class Cast(nn.Linear):
+    """A forward of its own that computes the same, as timm's."""
+
+    def forward(self, features):
+        return F.linear(features, self.weight.to(features.dtype), self.bias)
+
+
+class LowRank(nn.Linear):
+    def __init__(self):
+        super().__init__(DIM, CLASSES)
+        self.update = nn.Parameter(torch.zeros(CLASSES, DIM))
+
+    def forward(self, features):
+        return F.linear(features, self.weight + self.update, self.bias)
+
+
+def test_a_head_with_another_forward_must_compute_the_same():
+    features, labels = torch.randn(4, DIM), torch.tensor([0, 1, 2, 0])
+    for head in (Cosine(DIM, CLASSES), LowRank()):
+        with pytest.raises(ValueError, match=f"the logits of {type(head).__name__} are not W·a \\+ b"):
+            ISDALoss(CLASSES, DIM)(features, labels, head, 1.0)
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(DIM, CLASSES))
+    for head in (Cast(DIM, CLASSES), normed):
+        loss = ISDALoss(CLASSES, DIM)(features, labels, head, 0.0)
+        torch.testing.assert_close(loss, F.cross_entropy(head(features), labels))
+    with pytest.raises(ValueError, match="head must be an nn.Linear or a 1×1 convolution"):
+        ISDALoss(CLASSES, DIM)(features, labels, nn.Conv2d(DIM, CLASSES, 1, padding=(0, 1)), 1.0)
+
+
 WRONG = {
     "NaN features": (lambda x, y: (x * math.nan, y, 1.0), "NaN or infinite"),
     "features of other width": (lambda x, y: (x[:, 1:], y, 1.0), r"features must have shape \(N, \d+\), as they enter"),

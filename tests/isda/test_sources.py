@@ -522,6 +522,23 @@ def test_wrong_arguments_raise_a_clear_error(build, message):
         build()
 
 
+@pytest.mark.parametrize("form", ["diagonal", "full"])
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.tensor([0, 1, -1]), "labels must lie in 0 … 2, found -1 … 1"),
+        (torch.tensor([0, 1, 3]), "labels must lie in 0 … 2, found 0 … 3"),
+        (torch.tensor([1, 0, 1]).to(torch.uint8), "class indices must be int64, not torch.uint8"),
+        (torch.tensor([True, False, True]), "class indices must be int64, not torch.bool"),
+    ],
+)
+def test_labels_that_are_no_classes_leave_the_statistics_unchanged(form, labels, message):
+    source = ClassCovariance(3, 2, form)
+    with pytest.raises(ValueError, match=message):
+        source.update(torch.randn(3, 2), labels)
+    assert not source.count.any()
+
+
 @pytest.mark.parametrize("source", [ClassCovariance(3, 2), ClassCovariance(3, 2, "full")])
 @pytest.mark.parametrize("method", ["forward", "update"])
 def test_class_wise_statistics_do_not_accept_soft_labels(source, method):

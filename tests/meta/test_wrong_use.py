@@ -40,6 +40,11 @@ class Cosine(nn.Linear):
         return F.linear(F.normalize(features), F.normalize(self.weight))
 
 
+class Negative(semaug.Source):
+    def forward(self, features: Tensor, labels: Tensor) -> semaug.Covariance:
+        return semaug.Diagonal(-features.square())
+
+
 class LowRank(nn.Linear):
     """As of LoRA: the update of the weight starts at zero, and only it is trained."""
 
@@ -162,6 +167,10 @@ MISTAKES: dict[str, tuple[Case, str]] = {
     "another's meta optimiser": (
         lambda x, y: learner(meta_optimizer=sgd(semaug.CovNet(8))),
         "meta_optimizer has none of the parameters of this CovNet",
+    ),
+    "a source of negative variances": (
+        lambda x, y: learner(source=Negative()).step(x, y),
+        "the variances of Σ must not be negative",
     ),
     "the name of a source": (lambda x, y: learner(source="covnet"), "source must be a semaug.Source, not a str"),
     "another's state": (lambda x, y: learner().load_state_dict({"source": {}}), "no state of LearnableAugmentation"),

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from semaug.isda.covariance import Covariance
 from semaug.isda.precision import LARGEST_STRENGTH
 
 Reduction = Literal["mean", "sum", "none"]
@@ -21,12 +22,19 @@ def check_options(label_smoothing: float, reduction: str) -> None:
 
 
 def check_inputs(
-    features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None, strength: float | Tensor, *, validate: bool
+    features: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    covariance: Covariance | None,
+    strength: float | Tensor,
+    *,
+    validate: bool,
 ) -> None:
     """Check that the batch is not empty, that shapes and types match, and that values are in range.
 
     Args:
-        features, labels, weight, bias, strength, validate: As in :func:`semaug.augmented_logits`.
+        features, labels, weight, bias, covariance, strength, validate: As in :func:`semaug.augmented_logits`.
     """
     if features.ndim != 2:
         raise ValueError(f"features must have shape (N, D), not {tuple(features.shape)}")
@@ -52,6 +60,7 @@ def check_inputs(
     if validate:
         check_features(features)
         check_labels(labels, weight.shape[0])
+        check_covariance(covariance)
 
 
 def check_strength(value: float) -> None:
@@ -67,6 +76,12 @@ def check_features(features: Tensor) -> None:
     if not bool(features.isfinite().all()):
         rows = (~features.isfinite().all(1)).nonzero()[:, 0].tolist()
         raise ValueError(f"features are NaN or infinite in row {rows[0]} ({len(rows)} of {features.shape[0]} rows)")
+
+
+def check_covariance(covariance: Covariance | None) -> None:
+    """Check that no variance is negative. The host waits for an accelerator."""
+    if covariance is not None and bool((covariance.diagonal() < 0).any()):
+        raise ValueError("the variances of Σ must not be negative")
 
 
 def check_label_form(labels: Tensor, count: int, classes: int) -> None:

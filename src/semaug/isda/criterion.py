@@ -2,10 +2,11 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from semaug.isda.checks import Reduction, check_inputs, check_options
-from semaug.isda.head import Head, is_linear, weight_and_bias
+from semaug.isda.head import Head, follows_weight, is_linear, weight_and_bias
 from semaug.isda.loss import isda_loss
 from semaug.isda.sources import ClassCovariance
 from semaug.isda.strength import StrengthOption, make_strength
@@ -88,7 +89,11 @@ class ISDALoss(nn.Module):
             shape = tuple(features.shape)
             raise ValueError(f"features must have shape (N, {expected[1]}), as they enter the head, not {shape}")
         value = self.strength.value if strength is None else strength
-        check_inputs(features, labels, weight, bias, value, validate=True)
+        check_inputs(features, labels, weight, bias, None, value, validate=True)
+        if not torch.compiler.is_compiling() and not follows_weight(head, features.detach()):
+            raise ValueError(
+                f"the logits of {type(head).__name__} are not W·a + b, with the head's weight W and bias b"
+            )
         follow = self.training and strength is None
         if follow:
             self.strength.check_ready()

@@ -61,7 +61,7 @@ def augmented_logits(
         >>> semaug.augmented_logits(torch.zeros(1, 2), torch.tensor([0]), weight, None, covariance, strength=3.0)
         tensor([[0., 3.]])
     """
-    check_inputs(features, labels, weight, bias, strength, validate=validate)
+    check_inputs(features, labels, weight, bias, covariance, strength, validate=validate)
     if isinstance(covariance, Diagonal):
         return _diagonal_logits(features, labels, weight, bias, covariance.variance, strength)
     logits = plain_logits(features, weight, bias)
@@ -147,7 +147,7 @@ def isda_loss(
         tensor(3.0486)
     """
     check_options(label_smoothing, reduction)
-    check_inputs(features, labels, weight, bias, strength, validate=validate)
+    check_inputs(features, labels, weight, bias, covariance, strength, validate=validate)
     target = target_of(labels, weight, label_smoothing)
     augmented = augmented_logits(features, target, weight, bias, covariance, strength, validate=False)
     if not target.is_floating_point():
@@ -201,7 +201,7 @@ def sampled_loss(
         tensor(3.0500)
     """
     check_options(label_smoothing, reduction)
-    check_inputs(features, labels, weight, bias, strength, validate=True)
+    check_inputs(features, labels, weight, bias, covariance, strength, validate=True)
     if draws < 1:
         raise ValueError(f"draws must be at least 1, not {draws}")
     drawn = covariance.sample(widened(features), draws, strength, generator).flatten(0, 1)  # draw by draw

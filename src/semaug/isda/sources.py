@@ -174,6 +174,8 @@ class ClassCovariance(Source, WideBuffers):
         """
         if labels.is_floating_point():
             raise ValueError("class-wise statistics need class indices as labels, not probabilities")
+        if labels.dtype in (torch.bool, torch.uint8):  # with which torch would select rows by a mask
+            raise ValueError(f"labels as class indices must be int64, not {labels.dtype}")
         if features.ndim != 2 or features.shape[1] != self.feature_dim or labels.shape != features.shape[:1]:
             raise ValueError(
                 f"need features (N, {self.feature_dim}) and labels (N,), not {tuple(features.shape)} and "
@@ -189,7 +191,12 @@ class ClassCovariance(Source, WideBuffers):
                 rows = labels
                 counts, means, deviations = _statistics_of_own_class(features.to(self.mean.dtype), labels)
         # The exact statistics of all samples, from those before and those of the batch (Chan, Golub, LeVeque 1979).
-        before, mean = self.count[rows], self.mean[rows]
+        try:  # unlike brackets, index_select does not count a negative label from the end
+            before, mean = self.count.index_select(0, rows), self.mean[rows]
+        except IndexError:
+            raise ValueError(
+                f"labels must lie in 0 … {self.num_classes - 1}, found {int(rows.min())} … {int(rows.max())}"
+            ) from None
         total = before + counts
         share = counts / total
         difference = means - mean

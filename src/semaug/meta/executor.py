@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from semaug.isda.checks import check_covariance
 from semaug.isda.precision import widened
 from semaug.isda.sources import Source
 from semaug.isda.strength import Strength
@@ -174,6 +175,8 @@ class Executor:
                 part.tape.late.release_outputs()  # the backward pass frees them
             train_loss = self._train_loss(part, strength.value, features.detach() if detach else None)
             covariance = train_loss.covariance(features)
+            if self.passes.check_values:
+                check_covariance(covariance)
             loss = train_loss(features, weight, bias, covariance)
             share = part.share * part.weight
             part.features = widened(features.detach())
