@@ -1,13 +1,16 @@
 """`semaug cache`: what training has decoded, for which data, and how to delete it."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from commands import OPTIONS
+from forks import Fork, hold_lock
 from photos import photo_folder
 from semaug.cli.main import main
+from semaug.util import locks
 
 
 def test_the_cache_is_listed_and_cleared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,3 +40,22 @@ def test_the_cache_is_listed_and_cleared(tmp_path: Path, capsys: pytest.CaptureF
     assert not [file for file in cache.iterdir() if file.suffix != ".lock"]
     assert main(["cache", "--unused-days", "-1"]) == 2
     assert "--unused-days must be from 0 to 1e+09" in capsys.readouterr().err
+
+
+def test_what_another_process_is_writing_is_not_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for letter in "ab":
+        (cache / f"{letter * 32}.npy").write_bytes(b"0" * 2_000_000)
+    monkeypatch.setattr(locks, "GRACE_SECONDS", 0.3)
+    other = Fork(tmp_path / "log", hold_lock, cache, f"{'a' * 32}.lock", 300.0)
+    try:
+        other.wait_until(lambda: other.log.exists() and other.log.read_text() == "locked\n")
+        assert main(["cache", "--folder", str(cache), "--clear"]) == 0
+    finally:
+        other.send(signal.SIGKILL)
+        other.wait()
+    assert [file.name for file in cache.glob("*.npy")] == [f"{'a' * 32}.npy"]
+    assert "2.0 MB" in capsys.readouterr().out

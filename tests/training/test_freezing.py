@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from forks import Fork, hold_lock
 from photos import quick_config
 from semaug.cli.main import main
 from semaug.data.cache import entries
@@ -116,6 +117,19 @@ def test_cached_features_are_used_by_other_seeds_and_methods(
     save_file({name: value + 0.01 for name, value in load_file(weights).items() if value.is_floating_point()}, other)
     with pytest.raises(TypeError):  # other weights, other features
         train(quick_config(photos, tmp_path / "again", **options | {"weights": other}))
+
+
+def test_of_several_processes_one_process_computes_features(
+    probe: Path, photos: Path, weights: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file appears while this process waits for the other one, and is then used."""
+    [before] = cache.glob("*.npy")
+    file = tmp_path / "cache" / before.name
+    other = Fork(tmp_path / "log", hold_lock, file.parent, f"{file.stem}.lock", 1.0, before, file)
+    other.wait_until(lambda: other.log.exists() and other.log.read_text() == "locked\n")
+    monkeypatch.setattr(probing, "run_batches", None)  # nothing is computed here
+    train(quick_config(photos, tmp_path / "run", **PROBE | {"weights": weights, "cache": file.parent, "epochs": 1}))
+    assert other.wait()[0] == 0
 
 
 def test_a_damaged_cache_is_one_sentence(photos: Path, weights: Path, tmp_path: Path) -> None:
