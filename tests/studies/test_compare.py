@@ -151,6 +151,21 @@ def test_a_file_of_the_users_in_the_output_folder_is_not_replaced(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("name", ["comparison.md", "report.html"])
+def test_notes_in_a_page_of_an_earlier_comparison_are_not_lost(
+    photos: Path, first: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Path(shutil.copytree(first, tmp_path / "output"))
+    (output / name).write_text((output / name).read_text() + "My notes.\n")
+    before = {file: file.read_bytes() for file in output.glob("*.*")}
+    options = ["--model", "small", "--method", "basic", "isda", "--seeds", "0", "1"]
+    assert semaug(photos, output, *options) == 2
+    assert f"{name} was edited, and the notes in it would be lost; move it" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in output.glob("*.*")} == before
+    (output / name).rename(tmp_path / name)
+    assert semaug(photos, output, *options) == 0
+
+
 def test_runs_on_other_images_or_with_other_weights_or_settings_are_not_compared(photos: Path, tmp_path: Path) -> None:
     data, weights = Path(shutil.copytree(photos, tmp_path / "photos")), tmp_path / "start.safetensors"
     save_file(build_model("small", 2, 32).state_dict(), weights)

@@ -341,6 +341,14 @@ def test_the_theorem_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.M
     assert reproduce(("theorem",), Setup("small", tmp_path), Choice()).failed == 0
     page = (tmp_path / "report.html").read_text()
     assert "rescaled: min_t E‖∇L_meta‖² ∝ T^" in page
+    assert reproduce(("theorem",), Setup("small", tmp_path), Choice()).failed == 0  # its own files are replaced
+    for name in ("results.md", "report.html"):
+        own = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(own + "My notes.\n")
+        with pytest.raises(FileError, match=f"{name} was edited, and the notes in it would be lost"):
+            reproduce(("theorem",), Setup("small", tmp_path), Choice())
+        assert (tmp_path / name).read_text() == own + "My notes.\n"
+        (tmp_path / name).write_text(own)
 
 
 def test_the_gap_of_the_bound_is_measured_and_drawn(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semaug.util.errors import FileError
-from semaug.util.files import leftovers, refuse_foreign, write_atomically, write_json
+from semaug.util.files import leftovers, refuse_foreign, write_atomically, write_json, write_page
 
 
 def test_content_is_written_and_the_old_file_can_be_kept(tmp_path: Path) -> None:
@@ -62,6 +62,23 @@ def test_neither_devices_nor_files_of_another_kind_are_replaced(tmp_path: Path) 
         refuse_foreign(tmp_path / "new", b"path,", beside=[photo])
     (tmp_path / "new").write_bytes(b"path,label")
     refuse_foreign(tmp_path / "new", b"path,", beside=[photo])
+
+
+def test_a_page_that_was_edited_is_not_replaced(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    for text in ("# First", "# Second\n", "# Second\n"):
+        write_page(page, text)
+        assert page.read_text().startswith(f"{text}<!-- ")
+    own = page.read_text()
+    for edited in (own.replace("Second", "My"), f"{own}My notes.\n", f"{own}{own}", own[:-1], "# Second\n"):
+        page.write_text(edited)
+        with pytest.raises(FileError, match="page.md (was edited|exists and is something else).* would be lost"):
+            write_page(page, "# Third\n")
+        assert page.read_text() == edited
+    for fine in (own, ""):
+        page.write_text(fine)
+        write_page(page, "# Second\n")
+        assert page.read_text() == own
 
 
 def test_a_name_that_is_not_text_is_not_written_to_json(tmp_path: Path) -> None:

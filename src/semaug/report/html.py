@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from matplotlib.figure import Figure
 
-PAGE_START = b"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="generator" content="semaug">
-"""
-"""How all of our pages begin; a file that does not is not replaced by one."""
 # Colours of the charts, which style sheets replace in a dark scheme.
 _THEME = {"card": "#ffffff", "ink": canvas.INK, "soft": canvas.SOFT, "rule": canvas.RULE, "grid": canvas.GRID}
 _THEME |= {f"c{i}": colour for i, colour in enumerate(canvas.COLOURS)}

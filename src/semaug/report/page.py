@@ -14,11 +14,11 @@ from semaug.inference.manifest import read_manifest
 from semaug.report import charts
 from semaug.report.charts import Series
 from semaug.report.curves import AUGMENTATION, TRAINING, augments, metric_charts
-from semaug.report.html import PAGE_START, chart, environment, line_charts, render_page
+from semaug.report.html import chart, environment, line_charts, render_page
 from semaug.report.reading import ReportedRun, as_text, confusion_entries, read_runs
 from semaug.training.settings import TrainConfig, identifying
 from semaug.util.errors import FileError
-from semaug.util.files import refuse_foreign, write_atomically
+from semaug.util.files import refuse_edited, write_page
 from semaug.util.progress import Progress
 
 SHOWN_CLASSES, BAR_COLUMNS = 45, 3
@@ -36,8 +36,8 @@ def write_report(runs: list[Path], output: Path) -> None:
 
     Args:
         runs: Run directories; runs that have not finished are shown as far as they are.
-        output: The file to write. A file of another kind is not replaced; in a run directory it is renamed to
-            report.previous.html.
+        output: The file to write. A page that was edited, or a file of another kind, is not replaced; in a run
+            directory it is renamed to report.previous.html.
 
     Raises:
         RunError: If one of the paths is not a run directory.
@@ -46,16 +46,16 @@ def write_report(runs: list[Path], output: Path) -> None:
     Example:
         >>> write_report([Path("runs/isda"), Path("runs/learnable")], Path("report.html"))  # doctest: +SKIP
     """
-    content = render(read_runs(runs)).encode(errors="replace")
+    content = render(read_runs(runs))
     try:
-        refuse_foreign(output, PAGE_START)
+        refuse_edited(output)
     except FileError:
         kept = output.with_name("report.previous.html")
         if not _is_page_of_run(output) or kept.exists():
             raise
         output.replace(kept)  # of an older version of semaug, or of the user
-        Progress().say(f"{output} was not written by this version of semaug and is now {kept.name}")
-    write_atomically(output, content)
+        Progress().say(f"{output} was edited, or not written by this version of semaug, and is now {kept.name}")
+    write_page(output, content)
 
 
 def _is_page_of_run(file: Path) -> bool:

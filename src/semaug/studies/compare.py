@@ -15,7 +15,6 @@ from semaug.data.samples import DataSet
 from semaug.inference.manifest import is_complete
 from semaug.inference.runs import read_evaluation, read_metrics
 from semaug.report import write_report
-from semaug.report.html import PAGE_START
 from semaug.report.reading import as_text
 from semaug.studies.bench.result import versions
 from semaug.studies.grid import Arm, CompareConfig
@@ -26,7 +25,7 @@ from semaug.studies.workers import default_jobs, train_all
 from semaug.training.recipes import COMMON
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import RunError
-from semaug.util.files import refuse_foreign, write_atomically, write_json
+from semaug.util.files import refuse_edited, refuse_foreign, write_json, write_page
 from semaug.util.locks import locked
 from semaug.util.progress import Progress
 from semaug.util.untrusted import read_json
@@ -239,8 +238,8 @@ def compare(config: CompareConfig) -> Comparison:
     jobs_file, file, markdown, page = (config.output / name for name in names)
     with locked(config.output):
         refuse_foreign(jobs_file, _OUR_JOBS, beside=(file, markdown, page))
-        for own, beginning in {page: PAGE_START, file: b'{\n  "command": ', markdown: b"# Methods on "}.items():
-            refuse_foreign(own, beginning)
+        refuse_foreign(file, b'{\n  "command": ')
+        refuse_edited(markdown, page)
         missing = [run for run in plan if not is_complete(required(run.output), weights=False)]
         refuse_other_inputs([run for run in plan if run not in missing], data)
         alone = _note_jobs(jobs_file, plan, missing, jobs)
@@ -249,7 +248,7 @@ def compare(config: CompareConfig) -> Comparison:
         results, sentence = read_results(config, alone), _write_report(page, plan, split)
         comparison = Comparison(config, split, results, alone, sentence, failed)
         write_json(file, comparison.to_json())
-        write_atomically(markdown, comparison.markdown().encode())
+        write_page(markdown, comparison.markdown())
     return comparison
 
 
@@ -339,6 +338,7 @@ def _write_report(page: Path, plan: Sequence[TrainConfig], split: ValidationSpli
         write_report(finished, page)
         scores = ", and its scores are those of the test split" if split.test else ""
         return f"{page.name} shows each run. What it says about the best run holds for one seed{scores}."
+    refuse_edited(page)
     page.unlink(missing_ok=True)  # that of an earlier comparison
     return (
         f"There is no {page.name}: it can show at most {_MOST_REPORTED} runs, and {len(finished)} have finished. "

@@ -7,12 +7,11 @@ from rich.table import Table
 
 from semaug.inference.runs import read_metrics
 from semaug.report import write_report
-from semaug.report.html import PAGE_START
 from semaug.studies.grid import Candidate
 from semaug.training.methods import Augmentation
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
-from semaug.util.files import refuse_foreign
+from semaug.util.files import refuse_edited
 from semaug.util.untrusted import read_json
 
 
@@ -30,11 +29,11 @@ def demo(output: Path, methods: Sequence[str], epochs: int = 30, seed: int = 0) 
 
     Raises:
         SettingError: A method is unknown.
-        FileError: The report would replace a file of another kind.
+        FileError: The report would replace a page that was edited, or a file of another kind.
     """
     for method in methods:
         Candidate(method).check()
-    refuse_foreign(output / "report.html", PAGE_START)  # before minutes of training
+    refuse_edited(output / "report.html")  # before minutes of training
     table = Table("method", "top-1 %", "± s.e.", "mean per class %", "calibration error", "s per epoch")
     folders, count = [], 0
     for method in methods:

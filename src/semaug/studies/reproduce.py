@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from semaug.data.readers import read_data
-from semaug.report.html import PAGE_START
 from semaug.studies.cells import DATASETS, Cell, Experiment
 from semaug.studies.inputs import refuse_other_inputs
 from semaug.studies.page import render
@@ -19,12 +18,11 @@ from semaug.studies.workers import default_jobs, reason_of, train_all
 from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import DataError, SettingError
-from semaug.util.files import refuse_foreign, write_atomically, write_json
+from semaug.util.files import refuse_edited, refuse_foreign, write_json, write_page
 from semaug.util.locks import locked
 from semaug.util.names import counted
 from semaug.util.progress import Progress
 
-TITLE = "# Tables and figures of the paper"
 _LEFT_OUT, _NOT_REQUESTED = "left out by the options", "not requested"
 
 
@@ -98,7 +96,7 @@ class Reproduction:
 
     def markdown(self) -> str:
         """The whole result in Markdown."""
-        lines = [TITLE, "", *self.heading, ""]
+        lines = ["# Tables and figures of the paper", "", *self.heading, ""]
         for section in self.sections:
             preset = section.experiment
             lines += [f"## {preset.name}: {preset.title}", "", f"The paper: {preset.shows}", ""]
@@ -186,8 +184,7 @@ def reproduce(
     results, *pages = (setup.output / name for name in ("results.json", "results.md", "report.html"))
     with locked(setup.output):
         refuse_foreign(results, b'{\n  "scale": "full"', b'{\n  "scale": "small"', beside=pages)
-        for page, beginning in zip(pages, (TITLE.encode(), PAGE_START), strict=True):
-            refuse_foreign(page, beginning)
+        refuse_edited(*pages)
         plan = make_plan(chosen, setup, choice)
         if small and setup.data is None:
             for dataset in sorted({cell.dataset for run in plan.configs for cell in plan.cells[run]}):
@@ -211,7 +208,7 @@ def reproduce(
         result = Reproduction(setup, sections, chosen, len(plan.failures) + len(plan.not_measured))
         write_json(results, result.to_json())
         for file, content in zip(pages, (result.markdown(), render(sections, result.heading)), strict=True):
-            write_atomically(file, content.encode())
+            write_page(file, content)
     return result
 
 

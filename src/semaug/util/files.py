@@ -1,6 +1,7 @@
 """Atomic writes."""
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -11,7 +12,10 @@ from typing import IO, Any
 
 from semaug.util.errors import FileError
 from semaug.util.processes import is_other_process
-from semaug.util.untrusted import open_regular
+from semaug.util.untrusted import open_regular, read_bytes
+
+MAX_PAGE_BYTES = 2**30
+_SEAL = b"<!-- written by semaug; SHA-256 of the rest: "
 
 
 @contextmanager
@@ -73,6 +77,40 @@ def refuse_foreign(path: Path, *beginnings: bytes | re.Pattern[bytes], beside: I
     for each in (path, *beside):
         if each.is_file() and each.stat().st_size:
             raise FileError(f"{each} exists and is something else, which would be lost; move it, or write elsewhere")
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page for people, atomically, with a comment at its end that shows later whether it was edited.
+
+    Args:
+        path: The file.
+        text: Markdown, HTML or SVG.
+
+    Raises:
+        FileError: The file cannot be written, or is one that :func:`refuse_edited` refuses.
+    """
+    refuse_edited(path)
+    content = text.encode(errors="replace")
+    write_atomically(path, content, _seal(content))
+
+
+def refuse_edited(*paths: Path) -> None:
+    """Refuse to replace pages that were edited since :func:`write_page` wrote them, or that it did not write.
+
+    Raises:
+        FileError: One of the files exists, is not empty, and is not as it was written.
+    """
+    for path in paths:
+        if not path.is_file() or not path.stat().st_size:
+            continue
+        content, mark, end = read_bytes(path, MAX_PAGE_BYTES).rpartition(_SEAL)
+        if mark + end != _seal(content):
+            what = "was edited, and the notes in it" if mark else "exists and is something else, which"
+            raise FileError(f"{path} {what} would be lost; move it, or write elsewhere")
+
+
+def _seal(content: bytes) -> bytes:
+    return _SEAL + hashlib.sha256(content).hexdigest().encode() + b" -->\n"
 
 
 def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None = None) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from semaug.report.html import PAGE_START, environment, render_page
-from semaug.util.files import refuse_foreign, write_atomically
+from semaug.report.html import environment, render_page
+from semaug.util.files import refuse_edited, refuse_foreign, write_atomically, write_page
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,14 @@ def write(figure: Figure, folder: Path) -> list[Path]:
     """Write a figure as NAME.html, NAME.png and, unless it consists of photos, NAME.svg; returns the files.
 
     Raises:
-        FileError: If a file cannot be written, or one of the same name is not that of a figure.
+        FileError: If a file cannot be written, or one of the same name was edited or is not that of a figure.
     """
-    contents = {".html": page([figure]).encode(errors="replace"), ".png": figure.png}
-    if figure.svg is not None:
-        contents[".svg"] = figure.svg.encode()
-    first, *others = files = [folder / f"{figure.name}{suffix}" for suffix in contents]
-    refuse_foreign(first, PAGE_START, beside=others)
-    for file, content in zip(files, contents.values(), strict=True):
-        write_atomically(file, content)
+    suffixes = (".html", ".png") if figure.svg is None else (".html", ".png", ".svg")
+    html, png, *svg = files = [folder / f"{figure.name}{suffix}" for suffix in suffixes]
+    refuse_foreign(html, b"<!doctype html>", beside=(png, *svg))
+    refuse_edited(html, *svg)
+    write_page(html, page([figure]))
+    write_atomically(png, figure.png)
+    for file in svg:
+        write_page(file, figure.svg or "")
     return files

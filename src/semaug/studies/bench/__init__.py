@@ -24,7 +24,7 @@ from semaug.studies.bench.result import BenchResult, Timing, device_name, median
 from semaug.studies.bench.settings import VARIANTS, BenchConfig
 from semaug.studies.bench.timing import make_batch, time_variants
 from semaug.util.errors import FileError, ModelError
-from semaug.util.files import refuse_foreign, write_atomically, write_json
+from semaug.util.files import refuse_edited, refuse_foreign, write_json, write_page
 from semaug.util.progress import Progress
 
 __all__ = ["VARIANTS", "BenchConfig", "BenchResult", "Timing", "bench", "median_and_spread"]
@@ -54,6 +54,7 @@ def bench(config: BenchConfig) -> Iterator[BenchResult]:
         raise FileError(f"cannot write to {config.output}: {error.strerror or error}") from error
     file, chart = config.output / "bench.json", config.output / "bench.svg"
     refuse_foreign(file, b'{\n  "versions": {\n    "semaug"', beside=[chart])
+    refuse_edited(chart)
     config = config.resolve()
     images, labels = make_batch(config)
     progress = Progress()
@@ -66,7 +67,7 @@ def bench(config: BenchConfig) -> Iterator[BenchResult]:
 
     def write(result: BenchResult) -> BenchResult:
         write_json(file, result.to_json())
-        write_atomically(chart, result.chart().encode())
+        write_page(chart, result.chart())
         return result
 
     yield write(BenchResult(config, name, timings))
