@@ -294,6 +294,9 @@ def test_a_method_may_have_settings_of_its_own() -> None:
         ("isda", {"fixed_trace": 0.5}, "isda does not use `fixed_trace`"),
         ("learnable", {"fixed_tracks": 0.5}, "learnable does not use `fixed_tracks`"),
         ("isda", {"seed": 3}, "`seed` cannot differ between methods"),
+        ("isda", {"select": "test"}, "`select` cannot differ between methods"),
+        ("isda", {"val_per_class": 3}, "`val_per_class` cannot differ between methods"),
+        ("isda", {"val_fraction": 0.3}, "`val_fraction` cannot differ between methods"),
     ],
 )
 def test_own_settings_that_make_no_sense_are_refused(method: str, settings: dict[str, Any], sentence: str) -> None:

@@ -16,7 +16,10 @@ from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import SettingError
 
-_SHARED = ("data", "data_root", "model", "weights", "method", "output", "seed", "resume", "augmentation")
+_SHARED = (
+    "data", "data_root", "select", "val_fraction", "val_per_class", "model", "weights", "method", "output", "seed",
+    "resume", "augmentation",
+)  # fmt: skip
 _NAMES = frozenset(setting.name for setting in fields(TrainConfig))
 
 
