@@ -19,6 +19,7 @@ from semaug.data import birds, destruction
 from semaug.data.images import Preprocessing
 from semaug.data.samples import embedded_birds
 from semaug.inference.evaluation import ConfusedPair, Evaluation, Mistake, score
+from semaug.inference.manifest import sign
 from semaug.inference.pictures import sample_pictures
 from semaug.report import page, write_report
 from semaug.report.page import headline, settings
@@ -321,6 +322,24 @@ def test_the_headline_compares_only_runs_evaluated_on_the_same_images(tmp_path):
     assert any("the data has no test split" in note for note in read_runs([val])[0].notes)
     assert "no other run has been evaluated" in headline(read_runs([test, unfinished]))[1]
     assert headline(read_runs([unfinished, unfinished]))[1] == "No run has been evaluated yet."
+
+
+def test_the_headline_knows_other_images_of_the_same_name_and_number(tmp_path):
+    def comparable(split, *others):
+        runs = [make_run(tmp_path / f"{split}-{len(list(tmp_path.iterdir()))}" / "r", split=split) for _ in others]
+        for run, (base, data, held_out) in zip(runs, others, strict=True):
+            config = json.loads((run / "config.json").read_text())
+            (run / "config.json").write_text(json.dumps({**config, "base": str(tmp_path / base), "data": "photos"}))
+            (run / "split.json").write_text(held_out)
+            sign(run, run="1", data=data)
+        return "cannot be compared" not in headline(read_runs(runs))[1]
+
+    assert comparable("test", ("here", "1", "{}"), ("here", "1", "[]"))
+    assert comparable("test", ("here", "1", "{}"), ("here", "2", "{}"))  # training images were added
+    assert comparable("test", ("here", "1", "{}"), ("moved", "1", "{}"))
+    assert not comparable("test", ("here", "1", "{}"), ("there", "2", "{}"))  # another folder of the same name
+    assert comparable("val", ("here", "1", "{}"), ("here", "1", "{}"))
+    assert not comparable("val", ("here", "1", "{}"), ("here", "1", "[]"))  # each seed held out others
 
 
 @pytest.mark.parametrize("prepare", [lambda run: None, lambda run: run.mkdir()])

@@ -109,7 +109,7 @@ def headline(runs: Sequence[ReportedRun]) -> tuple[str, str]:
     best = scored[0]
     if len(runs) == 1:
         return title, f"{100 * _top1(best):.1f} % of {_images(best)} are recognised (top-1 accuracy)."
-    if len({(run.text("data"), as_text(run.evaluation.get("split")), run.score("count")) for run in scored}) > 1:
+    if not all(best.shares_images(run) for run in scored[1:]):
         return title, "The runs were not evaluated on the same images, so their scores cannot be compared."
     result = f"{best.label} recognises {100 * _top1(best):.1f} % of {_images(best)}"
     if len(scored) == 1:

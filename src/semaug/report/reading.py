@@ -1,11 +1,12 @@
 """The files of a run directory, read so that an incomplete or damaged run is shown as far as possible."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from semaug.inference.manifest import NAME as MANIFEST
 from semaug.inference.manifest import read_manifest, verify
@@ -34,6 +35,8 @@ class ReportedRun:
     samples: list[dict[str, Any]]  # pictures with predictions
     calibration: Calibration | None = None
     notes: list[str] = field(default_factory=list)  # what is missing or unusual
+    data: str = ""  # fingerprint of the data set
+    held_out: str = ""  # checksum of the list of validation images, if they were drawn
 
     @property
     def method(self) -> str:
@@ -53,6 +56,20 @@ class ReportedRun:
         """The time of all epochs together."""
         known = [time for row in self.metrics if (time := number(row.get("seconds"))) is not None]
         return sum(known) if known else None
+
+    def shares_images(self, other: Self) -> bool:
+        """Whether both runs were evaluated on the same images, as far as their directories say."""
+        if any(self.evaluation.get(key) != other.evaluation.get(key) for key in ("split", "count")):
+            return False
+        if self.evaluation.get("split") == "val" and self.held_out != other.held_out:
+            return False
+        # Training images may have been added since, and a relative path may be another folder.
+        return self.text("data") == other.text("data") and (self.data == other.data or self._place == other._place)
+
+    @property
+    def _place(self) -> str:
+        """The absolute path of the data set, if it is a path."""
+        return os.path.normpath(Path(os.path.realpath(self.path), str(self.config.get("base", "")), self.text("data")))
 
     def table(self, key: str, *columns: str) -> list[dict[str, Any]]:
         """Look up the rows of a table of the evaluation that have certain columns."""
@@ -165,14 +182,19 @@ def _read_run(path: Path, label: str, slot: int, config: dict[str, Any]) -> Repo
         notes.append(f"best of test, chosen on the test split and too good: {100 * optimistic:.2f} %")
     if evaluation and not samples:
         notes.append("there are no pictures")
+    data = held_out = ""
     try:
         if evaluation and (path / MANIFEST).is_file():
-            listed = [name for name in read_manifest(path)["files"] if not name.endswith(".safetensors")]
+            manifest = read_manifest(path)
+            data, held_out = manifest.get("data", ""), manifest["files"].get("split.json", "")
+            listed = [name for name in manifest["files"] if not name.endswith(".safetensors")]
             verify(path, "classes.json", "evaluation.json", *listed)
     except SemaugError as error:
         notes.append(str(error))
     names = [str(name) for name in classes]
-    return ReportedRun(path, label, slot, config, names, metrics, evaluation, samples, calibration, notes)
+    return ReportedRun(
+        path, label, slot, config, names, metrics, evaluation, samples, calibration, notes, data, held_out
+    )
 
 
 def _has_no_images(row: Any) -> bool:
