@@ -238,8 +238,10 @@ def check_late_part(
             towards = torch.randn_like(logits)
             expected = _gradients(logits, towards, own.values())
             through = _gradients(logits_at(point, noise), towards, point.values())
+            # Rounding is all that there is in some derivatives, as in those of an attention's key biases.
+            rounding = 1e-4 * torch.stack([gradient.norm() for gradient in expected]).norm()
             for name, a, b in zip(own, expected, through, strict=True):
-                if (a - b).norm() > _TOLERANCE * a.norm():
+                if (a - b).norm() > _TOLERANCE * a.norm() + rounding:
                     raise ValueError(
                         f"the meta loop cannot run {kind} at other values of its parameter {name!r}: the weight of its "
                         "head is shared or computed, the logits are not those of the head, or a module inside has "
