@@ -95,6 +95,20 @@ def test_a_changed_file_or_size_has_another_cache_file(samples: Samples, tmp_pat
     assert torch.equal(after[1:], before[1:])
 
 
+def test_other_images_of_the_same_names_sizes_and_dates_have_another_cache_file(tmp_path: Path) -> None:
+    """As two versions of a data set from archives that set the dates of their files."""
+    colours = []
+    for colour in ("red", "blue"):
+        for name in ("a", "b"):
+            file = tmp_path / colour / name / "0.bmp"
+            file.parent.mkdir(parents=True)
+            Image.new("RGB", (8, 8), colour).save(file)
+            os.utime(file, (1, 1))
+        samples = read_data(str(tmp_path / colour)).splits["train"]
+        colours.append(decoded(samples, Preprocessing(8, 8), tmp_path / "cache")[0, 0, 0].tolist())
+    assert colours == [[255, 0, 0], [0, 0, 255]]
+
+
 def test_a_damaged_image_leaves_no_partial_cache(samples: Samples, tmp_path: Path) -> None:
     damaged = tmp_path / "photos" / samples.name(5)
     damaged.write_bytes(b"not an image")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from semaug.data.annotations import SPLIT_NAMES, check_labels, class_order
-from semaug.data.samples import DataSet, Samples
+from semaug.data.samples import DataSet, Samples, file_dates
 from semaug.data.shards import ShardedImages
 from semaug.util.errors import DataError
 from semaug.util.names import shown
@@ -46,7 +46,8 @@ class PackedImages(ShardedImages):
         return self.names[i]
 
     def fingerprint(self, *, dates: bool = True) -> str:
-        states = [(file.stat().st_size, file.stat().st_mtime_ns if dates else 0) for file in self.files]
+        status = [file.stat() for file in self.files]
+        states = [(state.st_size, file_dates(state) if dates else 0) for state in status]
         return hashlib.sha256(repr((self.digest, states)).encode()).hexdigest()
 
 

@@ -274,6 +274,11 @@ def _eight_bit(image: Image.Image, largest: float) -> Image.Image:
     return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
 
 
+def file_dates(status: os.stat_result) -> tuple[int, int]:
+    """When a file was written, which archives set, and when its state changed, which only the system sets."""
+    return status.st_mtime_ns, status.st_ctime_ns
+
+
 @dataclass(frozen=True)
 class ImageFiles:
     """A split of image files; names are relative to `root`."""
@@ -297,7 +302,7 @@ class ImageFiles:
         for i, file in enumerate(self.files):
             try:
                 status = file.stat()
-                state = f"{status.st_size}\0{status.st_mtime_ns if dates else ''}"
+                state = f"{status.st_size}\0{file_dates(status) if dates else ''}"
             except OSError:
                 state = "absent"
             digest.update(f"{self.name(i)}\0{state}\n".encode())
