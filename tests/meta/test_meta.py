@@ -435,8 +435,10 @@ class Plain(nn.Module):
 
 
 def trained(model: nn.Module, **options: Any) -> list[Tensor]:
-    """The parameters of model and CovNet after three batches."""
-    model.load_state_dict(Plain().state_dict())
+    """The parameters of model and CovNet after three batches, always from the same start."""
+    torch.manual_seed(0)
+    for parameter, start in zip(model.parameters(), Plain().parameters(), strict=True):
+        parameter.data.copy_(start)
     covnet = semaug.CovNet(6)
     model, covnet = model.double(), covnet.double()
     optimizers = torch.optim.SGD(model.parameters(), lr=0.2), torch.optim.SGD(covnet.parameters(), lr=50.0)
@@ -451,18 +453,34 @@ def trained(model: nn.Module, **options: Any) -> list[Tensor]:
 @pytest.mark.parametrize("order", ["paper", "pipelined"])
 def test_gradient_checkpointing_changes_nothing(order: str, engine: str, frozen: int) -> None:
     options = {"order": order, "engine": engine, "frozen_blocks": frozen}
-    torch.manual_seed(0)
     expected = trained(Plain(), **options)
     for span in (slice(2, 4), slice(1, 3)):  # late layers, and early and late ones together
-        torch.manual_seed(0)
         torch.testing.assert_close(trained(Plain(span), **options), expected, rtol=1e-10, atol=1e-12)
+
+
+class Chosen(nn.Module):
+    """A layer that chooses its `forward` when it is made, as in timm's FasterNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.forward = self.chosen
+
+    def chosen(self, features: Tensor) -> Tensor:
+        return self.linear(features)
+
+
+@pytest.mark.parametrize("order", ["paper", "pipelined"])
+def test_a_method_that_a_module_chose_as_its_forward_runs_at_other_parameters(order: str) -> None:
+    model = Plain()
+    model.layers[2] = Chosen()
+    chosen, plain = trained(model, order=order, frozen_blocks=0), trained(Plain(), order=order, frozen_blocks=0)
+    torch.testing.assert_close(chosen, plain, rtol=1e-12, atol=0)
 
 
 def test_what_the_network_computes_without_gradients_is_a_constant_in_the_meta_gradient_too() -> None:
     """Forward mode does not know torch.no_grad inside the network."""
-    torch.manual_seed(0)
     expected = trained(Plain(scaled=True), engine="double_backward", frozen_blocks=0)
-    torch.manual_seed(0)
     with pytest.warns(UserWarning, match="Plain uses torch.no_grad inside, which forward mode ignores; double backw"):
         result = trained(Plain(scaled=True), engine="jvp", frozen_blocks=0)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=0)

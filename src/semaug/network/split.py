@@ -231,13 +231,15 @@ def check_late_part(
                 f"the meta loop repeats passes, and {kind} draws random numbers with Python or NumPy, which would "
                 "differ; draw them with torch"
             )
-        with evaluation_mode(model), _noise_in_head(model, head):
+        with _noise_in_head(model, head):
             own = late_parameters()
             point = {name: parameter.detach().clone().requires_grad_() for name, parameter in own.items()}
-            logits = run_head(model, noise).flatten(1)
+            with evaluation_mode(model):
+                logits = run_head(model, noise).flatten(1)
             towards = torch.randn_like(logits)
             expected = _gradients(logits, towards, own.values())
-            through = _gradients(logits_at(point, noise), towards, point.values())
+            with evaluation_mode(model):  # entered anew, which clears what timm's attention keeps from pass to pass
+                through = _gradients(logits_at(point, noise), towards, point.values())
             # Rounding is all that there is in some derivatives, as in those of an attention's key biases.
             rounding = 1e-4 * torch.stack([gradient.norm() for gradient in expected]).norm()
             for name, a, b in zip(own, expected, through, strict=True):
@@ -250,7 +252,8 @@ def check_late_part(
             if not forward_mode or widened(noise) is not noise:  # forward mode in half precision proves nothing
                 return True
             square = sum(float(gradient.square().sum()) for gradient in through)
-            along = _derivative_along(point, through, lambda values: (logits_at(values, noise) * towards).sum())
+            with evaluation_mode(model):
+                along = _derivative_along(point, through, lambda values: (logits_at(values, noise) * towards).sum())
             return along is None or not abs(along - square) > _TOLERANCE * square
 
 

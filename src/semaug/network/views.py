@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -90,6 +91,13 @@ class View:
             for key, parameter in module._parameters.items():
                 if parameter is not None:
                     self._places[names[parameter]].append((module, copy, key))
+        # Methods that a module has as attributes, such as one of several as its `forward`, are bound to the module.
+        self._bound = [
+            (copy, key, value)
+            for module, copy in self._pairs
+            for key, value in module.__dict__.items()
+            if isinstance(value, MethodType) and value.__self__ is module
+        ]
         self._finish_pass()
         self.refresh()
 
@@ -125,6 +133,8 @@ class View:
                 copy.__dict__["_parameters"] = dict(module._parameters)
                 if isinstance(module, _NormBase) and module.training:
                     copy.__dict__["_buffers"] = dict.fromkeys(module._buffers)
+        for copy, key, method in self._bound:
+            copy.__dict__[key] = MethodType(method.__func__, copy)
 
     def model_parameters(self) -> dict[str, Any]:
         """The model's parameters by name; faster than `named_parameters`."""
