@@ -117,6 +117,11 @@ def learner(model: Any = None, optimizer: Any = None, **options: Any) -> semaug.
     return made
 
 
+def replace_head(made: semaug.LearnableAugmentation) -> semaug.LearnableAugmentation:
+    made.network.model.fc = nn.Linear(8, 3)
+    return made
+
+
 def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -172,6 +177,17 @@ MISTAKES: dict[str, tuple[Case, str]] = {
         lambda x, y: learner(source=Negative()).step(x, y),
         "the variances of Σ must not be negative",
     ),
+    "negative class weights": (
+        lambda x, y: learner(class_weights=torch.tensor([1.0, -1.0, 1.0])),
+        "class_weights must be finite numbers ≥ 0",
+    ),
+    "NaN as a class weight": (lambda x, y: learner(class_weights=torch.full((3,), torch.nan)), "must be finite"),
+    "half an interval": (lambda x, y: learner(interval=1.5), "interval must be a whole number of at least 1, not 1.5"),
+    "a hook on a gradient": (
+        lambda x, y: learner(changed(lambda model: model.body[3].weight.register_hook(lambda g: g / 2))).step(x, y),
+        "other values of its parameter 'body.3.weight': the weight of its head",
+    ),
+    "another head": (lambda x, y: replace_head(learner()).step(x, y), "the layer 'fc' was replaced; make the learner"),
     "the name of a source": (lambda x, y: learner(source="covnet"), "source must be a semaug.Source, not a str"),
     "another's state": (lambda x, y: learner().load_state_dict({"source": {}}), "no state of LearnableAugmentation"),
     "a rate as optimiser": (lambda x, y: learner(optimizer=0.1), "optimizer must be a torch optimiser, not a float"),

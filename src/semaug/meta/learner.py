@@ -114,8 +114,8 @@ class LearnableAugmentation:
         if pseudo == "local" and order == "pipelined":
             raise ValueError("pseudo='local' excludes order='pipelined', where the real update is the pseudo update")
         for option, value in (("interval", interval), ("micro_batch", 1 if micro_batch is None else micro_batch)):
-            if value < 1:
-                raise ValueError(f"{option} must be at least 1, not {value}")
+            if value < 1 or value != int(value):
+                raise ValueError(f"{option} must be a whole number of at least 1, not {value}")
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm must be positive, not {clip_norm}")
         if source is not None and not isinstance(source, Source):
@@ -125,9 +125,10 @@ class LearnableAugmentation:
         self.network = _as_network(model, frozen_blocks, sync_batch_norm)
         if pseudo == "local" and self.network.sync_batch_norm:
             raise ValueError("pseudo='local' excludes sync_batch_norm")
-        self.optimizer = optimizer
         if class_weights is not None and class_weights.shape != (self.network.num_classes,):
             raise ValueError(f"need {self.network.num_classes} class_weights, not {tuple(class_weights.shape)}")
+        if class_weights is not None and not bool(((class_weights >= 0) & class_weights.isfinite()).all()):
+            raise ValueError("class_weights must be finite numbers ≥ 0")
         if class_weights is not None and self.network.composite is not None:
             raise ValueError("class_weights are for plain networks: the other losses of a composite model have none")
         self.source = (source or CovNet(self.network.feature_dim)).to(self.network.head.weight.device)
@@ -136,15 +137,15 @@ class LearnableAugmentation:
             distributed.broadcast_([*module.parameters(), *module.buffers()])
         learned = _learned(self.source)
         default = make_optimizer(SGD, [{"params": learned, "lr": 0.001}]) if learned else None
-        self.meta_optimizer = meta_optimizer or default
+        meta_optimizer = meta_optimizer or default
         _check_owner("optimizer", optimizer, self.network.model, self.network.late_parameters().values())
         if learned:
-            _check_owner("meta_optimizer", self.meta_optimizer, self.source, learned)
+            _check_owner("meta_optimizer", meta_optimizer, self.source, learned)
         self.executor = Executor(
             self.network,
             self.source,
             optimizer,
-            self.meta_optimizer,
+            meta_optimizer,
             engine=engine,
             pseudo=pseudo,
             label_smoothing=label_smoothing,
@@ -163,6 +164,16 @@ class LearnableAugmentation:
     def strength(self) -> float:
         """The present λ. To read it, the host waits for the device."""
         return float(self._strength.value)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimiser of the model. For another one make another learner, with the state of this one."""
+        return self.executor.optimizer
+
+    @property
+    def meta_optimizer(self) -> Optimizer | None:
+        """The optimiser of the source's parameters; None if it has none."""
+        return self.executor.meta_optimizer
 
     @property
     def half_steps(self) -> int:
@@ -237,6 +248,8 @@ class LearnableAugmentation:
             raise ValueError(f"a batch is cut in two halves and needs at least 2 images, not {count}; use drop_last")
         if labels.shape[:1] != (count,):
             raise ValueError(f"{count} images came with {len(labels) if labels.ndim else 1} labels")
+        if self.network.model.get_submodule(self.network.head_name) is not self.network.head:
+            raise ValueError(f"the layer {self.network.head_name!r} was replaced; make the learner after that")
         self._strength.check_ready()
 
     def _check_labels(self, images: Tensor, labels: Tensor) -> None:

@@ -246,8 +246,9 @@ def check_late_part(
                 if (a - b).norm() > _TOLERANCE * a.norm() + rounding:
                     raise ValueError(
                         f"the meta loop cannot run {kind} at other values of its parameter {name!r}: the weight of its "
-                        "head is shared or computed, the logits are not those of the head, or a module inside has "
-                        "another `forward` than its class (after torch.compile, say; use `module.compile()`)"
+                        "head is shared or computed, the logits are not those of the head, a hook changes its "
+                        "gradient, or a module inside has another `forward` than its class (after torch.compile, say; "
+                        "use `module.compile()`)"
                     )
             if not forward_mode or widened(noise) is not noise:  # forward mode in half precision proves nothing
                 return True
