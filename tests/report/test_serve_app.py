@@ -314,6 +314,15 @@ def test_clients_that_send_nothing_are_disconnected_and_others_answered(
         assert answer.startswith(b"HTTP/1.1 200")
 
 
+def test_clients_that_do_not_read_are_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, end = threading.Event(), app._Protocol.connection_lost
+    monkeypatch.setattr(app._Protocol, "connection_lost", lambda *arguments: (end(*arguments), ended.set()))
+    monkeypatch.setattr(app, "SECONDS", 0.5)
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(f"GET / HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n".encode() * 1000)  # 16 MB of answers
+        assert ended.wait(60)
+
+
 REQUEST = b"POST /answer HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: 3\r\n\r\nGIF"
 
 

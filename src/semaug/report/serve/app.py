@@ -47,7 +47,7 @@ from semaug.util.signals import SIGNALS
 
 MAX_BYTES = 25_000_000
 MAX_PIXELS = 50_000_000  # 150 MB when decoded
-SECONDS = 60  # time limit of an upload
+SECONDS = 60  # time limit of an upload, and of a client that does not read its answer
 SILENCE_SECONDS = 5  # time limit of each part of an upload, and of the headers of a request
 DECODING_SECONDS = 20
 UPLOADS = 16  # at a time; each may hold an image of MAX_BYTES
@@ -290,10 +290,12 @@ def address(listening: socket.socket) -> str:
 class _Protocol(H11Protocol):
     """HTTP for clients that send each request's headers within `SILENCE_SECONDS`; uvicorn has no such limit.
 
-    Clients may close their sending side after a whole request, where uvicorn would close the connection.
+    Clients may close their sending side after a whole request, where uvicorn would close the connection. Those that do
+    not read are disconnected too, where uvicorn would wait forever.
     """
 
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -314,6 +316,15 @@ class _Protocol(H11Protocol):
         super().on_response_complete()
         self._watch()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._set_timer(None)
@@ -322,7 +333,11 @@ class _Protocol(H11Protocol):
         if self.conn.their_state is not h11.IDLE:
             self._set_timer(None)
         elif self._timer is None:
-            self._set_timer(self.loop.call_later(SILENCE_SECONDS, self.transport.close))
+            self._set_timer(self.loop.call_later(SILENCE_SECONDS, self._close))
+
+    def _close(self) -> None:
+        self.transport.close()
+        self.loop.call_later(SECONDS, self.transport.abort)  # closing waits until all is read
 
     def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
         if self._timer is not None:
