@@ -84,6 +84,16 @@ def test_without_a_test_split_the_images_held_out_in_training_are_measured(photo
     assert json.loads(scores.read_text())["split"] == "train"
 
 
+def test_of_other_data_the_training_images_are_measured_last(photos: Path, run: Path, tmp_path: Path) -> None:
+    others, scores = tmp_path / "others", tmp_path / "scores.json"
+    shutil.copytree(photos / "train", others / "train")
+    succeeds("evaluate", run, "--data", others, "--json", scores)
+    assert json.loads(scores.read_text())["split"] == "train"
+    shutil.copytree(photos / "test", others / "val")
+    succeeds("evaluate", run, "--data", others, "--json", scores)
+    assert json.loads(scores.read_text())["split"] == "val"
+
+
 def test_predict_reads_paths_from_standard_input(
     photos: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,8 +26,8 @@ class Evaluate(Command):
     data_root: Path | None = setting(None, "data")
     """Folder that holds the named data sets. Default: $SEMAUG_DATA, or ./data."""
     split: Literal["train", "val", "test"] | None = setting(None, "main")
-    """The split to measure. Default: "test" if there is one; otherwise "val", the images held out in training, or the
-    first split of other data than the model was trained on (all images, if there is one split)."""
+    """The split to measure. Default: "test" if there is one, otherwise "val" (in the data of a run, the images held out
+    in training), otherwise "train"."""
     calibrate: bool = setting(False, "main")
     """Before measuring, fit a temperature on the validation images, such that probabilities say how often an answer is
     right. It is kept with the run, and used by evaluate, predict, export and serve."""
@@ -70,7 +70,8 @@ class Evaluate(Command):
         else:
             root = config.get("data_root")
             data = read_data(self.data, self.data_root or (None if root is None else Path(root)))
-        split: str = self.split or ("test" if "test" in data.splits else "val" if own else next(iter(data.splits)))
+        preferred = ("test", "val") if own else ("test", "val", "train")
+        split: str = self.split or next((name for name in preferred if name in data.splits), "val")
         runs = [(each.folder, each.config) for each in members]
         splits = shared_splits(runs, data, for_test=split == "test") if own else data.splits
         if own and split == "val" and "val" not in splits:

@@ -32,7 +32,7 @@ from semaug.training.tracking import Tracker, check_installed, make_tracker
 from semaug.util import distributed
 from semaug.util.errors import RunError, TrainingError
 from semaug.util.files import write_json
-from semaug.util.names import percent
+from semaug.util.names import counted, percent
 from semaug.util.progress import Progress, ProgressCallback
 from semaug.util.signals import Interrupted, Stop
 from semaug.util.untrusted import read_json
@@ -150,7 +150,7 @@ class Trainer:
         self._raise_if_broken_down()
         is_validated = "val_top1" in state.metrics[-1]
         if patience is not None and is_validated and state.epoch - state.best_epoch >= patience:
-            self.progress.say(f"no better validation accuracy for {patience} epochs: stopping")
+            self.progress.say(f"no better validation accuracy for {counted(patience, 'epoch')}: stopping")
             return True
         return state.epoch == self._epochs
 
