@@ -228,6 +228,23 @@ def shares_on_a_cpu(cells: dict[Cell, Seeds]) -> list[str]:
     return table(rows)
 
 
+def last_blocks(cells: dict[Cell, Seeds]) -> list[str]:
+    """Fine-tuning of the last blocks on a CPU: accuracies, and differences to basic training and to the best λ0."""
+    runs: dict[tuple[str, str], Seeds] = defaultdict(dict)
+    for row in runs_of("last-blocks-runs.csv"):
+        runs[row["setting"], row["data"]][int(row["seed"])] = float(row["last_top1"])
+    titles = {"basic": "basic, last blocks"} | {value: f"λ0 = {value}, last blocks" for value in STRENGTHS[:4]}
+    titles |= {"auto": "auto, share **0.2**, last blocks"}
+    titles |= {f"auto {share}": f"auto, share {share}, last blocks" for share in ("0.3", "0.4")}
+    rows: dict[str, list[str]] = {title: [] for title in titles.values()}
+    for data in ("cub300", "cars256"):
+        best = max((runs[value, data] for value in STRENGTHS[:4]), key=lambda seeds: fmean(seeds.values()))
+        for setting, title in titles.items():
+            own = runs[setting, data]
+            rows[title] += [shown(own, 1), minus(own, runs["basic", data], 1), minus(own, best, 1)]
+    return table(rows, "MobileNetV2 | birds | − basic | − best λ0 | cars | − basic | − best λ0")
+
+
 def graphed_steps(cells: dict[Cell, Seeds]) -> list[str]:
     titles = {
         "plain cross-entropy": "plain",
@@ -435,6 +452,7 @@ TABLES = {
         strengths,
         shares,
         shares_on_a_cpu,
+        last_blocks,
         closed_forms,
         learned_at_10,
         learned_at_40,
