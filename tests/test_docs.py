@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
 
 import semaug
+from photos import photo_folder
 from semaug.training.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -115,6 +119,25 @@ def test_figures_on_the_pages_are_computed_from_the_committed_results(
             figures = r".*".join(rf"(?<![\d.+−]){re.escape(cell)}(?!\d)" for cell in cells if cell)
             same = [" | ".join(line[1:]) for line in on_page if line[0].startswith(title)]  # or with more columns
             assert any(re.search(figures, line) for line in same), f"{page}: {row}"
+
+
+def test_the_last_blocks_are_fine_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos, weights = photo_folder(tmp_path, train=8) / "train", tmp_path / "weights.safetensors"
+    torch.manual_seed(0)
+    save_file(torchvision.models.mobilenet_v2().state_dict(), weights)
+    script = (ROOT / "docs" / "last_blocks.py").read_text()
+    script = re.sub("EPOCHS, BATCH, RATE, DECAY = 10, 64", "EPOCHS, BATCH, RATE, DECAY = 2, 2", script)
+    (tmp_path / "quick.py").write_text(script)
+    monkeypatch.setattr(sys, "argv", ["quick.py", str(photos), str(weights), "0", "basic", "5", "auto 0.3"])
+    runpy.run_path(str(tmp_path / "quick.py"), run_name="__main__")
+    rows = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    assert [row[2] for row in rows] == ["basic", "5", "auto 0.3"]
+    basic, fixed, _ = ([float(value) for value in row[3:]] for row in rows)
+    assert basic[-1] == 0
+    assert fixed[-1] == pytest.approx(5 * 5 / 6, abs=1e-3)  # λ of the last of six steps
+    assert all(0 <= accuracy <= 100 for accuracy in (*basic[:3], *fixed[:3]))
 
 
 def test_every_table_of_measurements_has_a_known_origin() -> None:

@@ -68,6 +68,7 @@ NOT_RUN = {
     "python tests/rank_gpu.py": "needs a GPU",
     "python examples/": "tests/test_examples.py runs them on less data",
     "python docs/study.py": "tests/test_docs.py runs it without its charts, which are committed files",
+    "python docs/last_blocks.py": "tests/test_docs.py runs it on few images",
     "python benchmarks/profile_step.py": "needs a GPU",
     "#SBATCH ": "needs Slurm",
     "head=$(scontrol ": "needs Slurm",
