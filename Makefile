@@ -22,10 +22,7 @@ coverage: $(READY) chromium
 # The tests of damaged and invented files and requests with ten times as many examples, and a table of how many there were.
 FUZZ ?= 10
 fuzz: $(READY)
-	FUZZ=$(FUZZ) $(PYTEST) tests/data/test_fuzz.py tests/inference/test_fuzz.py \
-	  tests/training/test_fuzz.py tests/cli/test_fuzz.py tests/data/test_readers.py::test_hostile_annotations_end_in_one_sentence_or_in_images_of_the_set \
-	  tests/data/test_downloads.py::test_damaged_archives_end_in_one_sentence_or_inside_their_folder \
-	  tests/report/test_serve_app.py::test_requests_with_anything_in_them
+	FUZZ=$(FUZZ) $(PYTEST) -m fuzz
 
 # Kills training on the embedded birds 50 times, resumes it each time, and compares the results bit for bit; then
 # measures how long training takes to stop after a signal.

@@ -1,6 +1,6 @@
 """Damaged and invented input for readers, which must return a value or refuse it in one sentence.
 
-The tests try a fixed number of examples; `make fuzz` (FUZZ=N) tries N times as many and prints how many there were.
+The tests try a fixed number of examples; `make fuzz` tries FUZZ times as many and prints how many there were.
 """
 
 import copy
@@ -24,7 +24,7 @@ _tried = Counter[str]()  # examples by test
 
 
 def examples(count: int) -> Callable[[Any], Any]:
-    """Let a test try so many examples, or FUZZ times as many, and count them."""
+    """Let a test try so many examples, or FUZZ times as many, and count them. `make fuzz` runs all these tests."""
     ignored = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 
     def decorate(test: Any) -> Any:
@@ -36,7 +36,8 @@ def examples(count: int) -> Callable[[Any], Any]:
             inner(*arguments, **options)
 
         test.hypothesis.inner_test = counted
-        return settings(max_examples=count * FACTOR, deadline=None, suppress_health_check=ignored)(test)
+        fuzzed = settings(max_examples=count * FACTOR, deadline=None, suppress_health_check=ignored)(test)
+        return pytest.mark.fuzz(fuzzed)
 
     return decorate
 
