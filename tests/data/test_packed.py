@@ -401,6 +401,23 @@ def test_damaged_files_are_data_or_one_sentence(small: dict[str, Path], form: st
         file.write_bytes(original)
 
 
+def test_damage_between_the_index_and_the_images_is_one_sentence_for_each(photos: DataSet, tmp_path: Path) -> None:
+    folder = FORMS["parquet"](photos, tmp_path / "data")
+    for file in folder.rglob("*.parquet"):
+        content = file.read_bytes()
+        file.write_bytes(content[:4] + bytes(8) + content[12:])  # the header of the first page, which holds images
+    data = read_data(str(folder))
+    with pytest.raises(DataError, match=r"cannot read the image .*: .*page header"):
+        data.splits["train"].load(0)
+
+
+def test_features_that_are_no_features_are_ignored(photos: DataSet, tmp_path: Path) -> None:
+    folder = saved(photos, tmp_path / "saved")
+    for file in folder.rglob("dataset_info.json"):
+        file.write_text('{"features": true}')
+    assert read_data(str(folder)).classes == ("0", "1", "2")  # the labels have lost their names
+
+
 @examples(60)
 @given(data=st.data())
 def test_odd_descriptions_are_data_or_one_sentence(small: dict[str, Path], data: st.DataObject) -> None:

@@ -167,8 +167,9 @@ class ParquetImages(PackedImages):
     """A split in Parquet files: the table has the row group of each image, and its row in there."""
 
     def content(self, i: int) -> bytes:
-        group, row = self.table[i, :2].tolist()
-        return bytes(_row_group(self.files[self.shard[i]], group)[row].as_py()["bytes"])
+        file, (group, row) = self.files[self.shard[i]], self.table[i, :2].tolist()
+        with reading(file):
+            return bytes(_row_group(file, group)[row].as_py()["bytes"])
 
 
 @lru_cache(maxsize=2)
@@ -242,7 +243,8 @@ def read_parquet_images(path: Path) -> DataSet:
 
 def _features(info: Any) -> Mapping[str, Any]:
     features = info.get("features") if isinstance(info, dict) else None
-    return {key: value for key, value in (features or {}).items() if isinstance(value, dict)}
+    own = features if isinstance(features, dict) else {}
+    return {key: value for key, value in own.items() if isinstance(value, dict)}
 
 
 def _columns(file: Path, schema: Any, features: Mapping[str, Any]) -> tuple[str, str, Sequence[str] | None]:
