@@ -173,7 +173,10 @@ def test_after_either_rank_is_killed_torchrun_restarts_the_run_and_it_ends_as_if
     for rank in (1, 0):
         epochs = len(read_metrics(run))
         wait_until(lambda before=epochs: len(read_metrics(run)) > before)  # type: ignore[misc]
-        os.kill(worker(launcher.pid, rank), signal.SIGKILL)
+        processes = [Path(f"/proc/{worker(launcher.pid, each)}") for each in (0, 1)]
+        os.kill(int(processes[rank].name), signal.SIGKILL)
+        # The other one may end another epoch first, which must not be taken for one of the next start.
+        wait_until(lambda both=processes: not any(process.exists() for process in both))  # type: ignore[misc]
     assert finished(launcher)[0].count("resuming after epoch") == 2
     assert difference(two_nodes, run) == 0
     for row, second in zip(read_metrics(two_nodes), read_metrics(run), strict=True):
