@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import stat
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,6 +96,26 @@ def test_a_damaged_checkpoint_does_not_replace_the_intact_one(tmp_path: Path, mo
 
 def die() -> None:
     raise KeyboardInterrupt
+
+
+def test_a_pipe_in_place_of_a_checkpoint_is_one_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "last")
+    with pytest.raises(SemaugError, match=r"last: it is not a regular file$"):
+        checkpoints.load(tmp_path / "last")
+
+
+@pytest.mark.parametrize("start", [b"", b"semaug checkpoint 3 \n" + b"0" * 64 + b"\n"])
+def test_a_damaged_checkpoint_takes_no_memory(tmp_path: Path, start: bytes) -> None:
+    file = tmp_path / "last"
+    file.write_bytes(start)
+    os.truncate(file, 10**12 if not start else 10**8)  # sparse; without a header, nothing of it is read
+    tracemalloc.start()
+    try:
+        with pytest.raises(RunError, match="can be read"):
+            checkpoints.load(file)
+        assert tracemalloc.get_traced_memory()[1] < 10**7
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("place", ["fsync", "replace"])

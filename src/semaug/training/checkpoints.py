@@ -19,9 +19,11 @@ from torch.utils import _pytree as pytree
 from semaug.util.errors import FileError, RunError
 from semaug.util.files import write_atomically
 from semaug.util.progress import Progress
+from semaug.util.untrusted import CHUNK_BYTES, open_regular
 
 State = dict[str, Any]
 VERSION = 3
+MAX_HEADER_BYTES = 1_000
 _HEADER = re.compile(rb"semaug checkpoint (\d{1,9})(?: ([0-9a-f-]*))?\n([0-9a-f]{64})\n")
 
 
@@ -60,7 +62,9 @@ def save(path: Path, state: State, run: str = "") -> None:
     torch.save(state, buffer)
     payload = buffer.getbuffer()
     title = b"semaug checkpoint %d %s\n" % (VERSION, run.encode())
-    write_atomically(path, title, _checksum(title, payload) + b"\n", payload, keep=previous(path))
+    digest = hashlib.sha256(title)
+    digest.update(payload)
+    write_atomically(path, title, digest.hexdigest().encode() + b"\n", payload, keep=previous(path))
 
 
 def previous(path: Path) -> Path:
@@ -90,7 +94,7 @@ def load(path: Path, run: str | None = None) -> State | None:
 
     Raises:
         RunError: If no checkpoint is intact, or another run or another version of semaug wrote it.
-        FileError: If the file cannot be read.
+        FileError: If the file cannot be read, or is a pipe or a device.
     """
     files = [file for file in (path, previous(path)) if file.exists()]
     for file in files:
@@ -107,16 +111,22 @@ def load(path: Path, run: str | None = None) -> State | None:
 
 def _read(file: Path, run: str | None) -> State | None:
     """The state in a file; None if it is damaged."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise FileError(f"cannot read {file}: {error.strerror or error}") from error
-    header = _HEADER.match(content)
-    if header is None:
-        return None
-    payload = memoryview(content)[header.end() :]
-    if header[3] != _checksum(content[: header.start(3)], payload):
-        return None
+    with open_regular(file) as opened:
+        try:
+            header = _HEADER.match(opened.read(MAX_HEADER_BYTES))
+            if header is None:
+                return None
+            # The checksum first, in pieces: a damaged or sparse file may be larger than memory.
+            opened.seek(header.end())
+            digest = hashlib.sha256(header.string[: header.start(3)])
+            while piece := opened.read(CHUNK_BYTES):
+                digest.update(piece)
+            if header[3] != digest.hexdigest().encode():
+                return None
+            opened.seek(header.end())
+            payload = opened.read()
+        except OSError as error:
+            raise FileError(f"cannot read {file}: {error.strerror or error}") from error
     if int(header[1]) != VERSION:
         versions = f"checkpoint version {int(header[1])}; this one reads {VERSION}"
         raise RunError(f"another version of semaug wrote {file} ({versions}); use that one, or choose another `output`")
@@ -128,9 +138,3 @@ def _read(file: Path, run: str | None) -> State | None:
     except Exception:  # zip and pickle raise many kinds; a file with code in it counts as damaged
         return None
     return state if isinstance(state, dict) else None
-
-
-def _checksum(title: bytes, payload: memoryview) -> bytes:
-    digest = hashlib.sha256(title)
-    digest.update(payload)
-    return digest.hexdigest().encode()
