@@ -75,7 +75,7 @@ def cases() -> dict[str, Case]:
             norm,
             source,
             {"order": order, "interval": interval, "sync_batch_norm": norm == "batch"},
-            half_steps=20,
+            half_steps=12,
         )
         for norm in ("group", "batch")
         for source in SOURCES

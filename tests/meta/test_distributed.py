@@ -27,9 +27,9 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def alone(found: list[dict[str, Any]]) -> dict[str, Any]:
+def alone() -> dict[str, Any]:
     """The same cases in this process, on the whole batches."""
-    return {name: ranks.trained(case) for name, case in ranks.cases_for(len(found)).items()}
+    return {name: ranks.trained(case) for name, case in ranks.cases_for(2).items()}
 
 
 def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor], name: str) -> None:
