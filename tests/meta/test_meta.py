@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
@@ -240,8 +240,8 @@ def test_both_halves_of_batches_train_covnet_in_turn(order: str, interval: int) 
 def test_eight_half_steps_of_resnet_18_equal_the_authors_released_code() -> None:
     """Four epochs of one batch: a warm-up with λ = 0, then the cosine with λ = λ0/4, λ0/2 and 3/4 λ0."""
     torch.manual_seed(0)
-    model = torchvision.models.resnet18(num_classes=5).double()
-    covnet = semaug.CovNet(512).double()
+    model = timm.create_model("resnet18", num_classes=5, channels=(16, 32, 64, 128)).double()
+    covnet = semaug.CovNet(128).double()
     settings = {"lr": 0.03, "meta_lr": 1.0, "strength": 10.0, "epochs": 4, "warmup_epochs": 1, "batches": 1}
     released = Released(copy.deepcopy(model), "fc", VarianceNet(covnet), **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)

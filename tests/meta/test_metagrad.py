@@ -23,8 +23,8 @@ ARCHITECTURES: dict[str, tuple[int, int, dict[str, Any]]] = {  # name in timm â†
     "resnet50": (4, 64, {"layers": (1, 2, 2, 1), "channels": (16, 32, 64, 128)}),
     "densenet121": (4, 64, {"block_config": (2, 3, 3, 2), "growth_rate": 16, "drop_path_rate": None}),
     "efficientnet_b0": (4, 64, {}),
-    "mobilenetv2_100": (8, 64, {}),
-    "regnetx_004": (4, 64, {}),
+    "mobilenetv2_050": (8, 64, {}),
+    "regnetx_002": (4, 64, {}),
     "vit_tiny_patch16_224": (4, 32, {"img_size": 32}),
     "convnext_atto": (4, 32, {}),
     "swin_tiny_patch4_window7_224": (
