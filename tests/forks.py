@@ -23,7 +23,7 @@ _FORKS.set_forkserver_preload(  # all that a training run imports
     [
         "semaug.cli.main", "semaug.cli.train", "semaug.training.trainer", "semaug.report", "torchvision.transforms.v2",
         "timm", "matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2", "PIL.PngImagePlugin",
-        "PIL.JpegImagePlugin",
+        "PIL.JpegImagePlugin", "torch._decomp.decompositions_for_jvp", "typeguard",
     ]
 )  # fmt: skip
 
