@@ -1,4 +1,4 @@
-"""`semaug cache`: the decoded images that training keeps."""
+"""`semaug cache`: list or delete the cached decoded images."""
 
 import time
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from semaug.util.ranges import NotNegative
 
 @dataclass(frozen=True)
 class Cache(Command):
-    """List the decoded images that training keeps for later runs, or delete them."""
+    """List the decoded images in the cache, or delete them."""
 
     folder: Path = Path("~/.cache/semaug")
     """Folder of the cache."""
     clear: bool = False
     """Delete them; training decodes them again when it needs them."""
     unused_days: NotNegative = 0.0
-    """Delete only what was not used for this many days."""
+    """Delete only images that were not used for this many days."""
 
     def run(self) -> None:
         from semaug.data.cache import delete, entries

@@ -32,7 +32,7 @@ class Compare(Command):
     """Find the best method for your images: train with each, over several seeds, and compare them in pairs.
 
     Runs have equal settings except for method, network, strength and seed. Finished runs are not repeated, interrupted
-    ones are resumed, and one that fails does not end the others. The table shows mean and spread over the seeds, and
+    ones are resumed, and a failed one does not stop the others. The table shows mean and spread over the seeds, and
     differences to the first method with their standard errors. comparison.json holds every run.
     """
 
@@ -43,7 +43,7 @@ class Compare(Command):
     in "learnable --fixed-trace 0.5"."""
     model: tuple[str, ...] | None = setting(None, "main")
     """Networks, each of which is used with every method: timm names, or torchvision/NAME. Default: resnet50; on the
-    embedded birds our small network."""
+    embedded birds "small"."""
     strength: tuple[Annotated[StrengthOption, Range(0, LARGEST_STRENGTH)], ...] = setting(("auto",), "method")
     """Strengths to try, for methods that augment features: auto, or λ0 of the paper's schedule."""
     seeds: tuple[Seed, ...] = setting((0, 1, 2), "main")

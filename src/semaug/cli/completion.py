@@ -1,4 +1,4 @@
-"""`semaug completion`: let a shell complete commands, options and their values."""
+"""`semaug completion`: shell completion of commands, options and their values."""
 
 import io
 from contextlib import redirect_stdout, suppress
@@ -12,7 +12,7 @@ from semaug.cli.common import Command
 
 @dataclass(frozen=True)
 class Completion(Command):
-    """Print a script with which a shell completes commands, options and their values.
+    """Print a shell script that completes commands, options and their values.
 
     bash: semaug completion bash > ~/.local/share/bash-completion/completions/semaug
 

@@ -26,11 +26,11 @@ class Check(Command):
     data: Annotated[str, tyro.conf.Positional]
     """Name of a data set, or path of a folder or table of images."""
     data_root: Path | None = None
-    """Folder that holds the named data sets. Default: $SEMAUG_DATA, or ./data."""
+    """Folder of the named data sets. Default: $SEMAUG_DATA, or ./data."""
     json: Path | None = None
     """Write the whole report to this file. Default: no file."""
     strict: bool = False
-    """End with exit code 2 if there is any problem, for use in scripts."""
+    """Exit with code 2 if there is any problem, for use in scripts."""
     workers: Workers = 2
     """Number of processes that read images."""
     near_duplicates: str | None = None
@@ -42,7 +42,7 @@ class Check(Command):
     similarity: Annotated[float, Range(-1, 1)] = 0.9
     """Images look the same if the cosine of their features is at least this."""
     device: str | None = None
-    """Where that model runs. Default: cuda if available, else cpu."""
+    """Device of that model: cpu, cuda or cuda:N. Default: cuda if available, else cpu."""
 
     def run(self) -> None:
         from semaug.data.check import NAMED, check_data
@@ -103,7 +103,7 @@ class Check(Command):
 class Split(Command):
     """Divide a data set of image files into train, val and test, with the same share of every class, and save it.
 
-    The file is a table that every other command takes as a data set. A test split that exists already stays as it is.
+    The file is a table that every other command takes as a data set. An existing test split is not changed.
     """
 
     data: Annotated[str, tyro.conf.Positional]
@@ -111,16 +111,16 @@ class Split(Command):
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """The .csv file to write: columns path, label, split and group."""
     data_root: Path | None = None
-    """Folder that holds the named data sets. Default: $SEMAUG_DATA, or ./data."""
+    """Folder of the named data sets. Default: $SEMAUG_DATA, or ./data."""
     group_by: str | None = None
     """Keep images together that belong together, such as those of one individual or sequence: "folder", or a column of
-    the table. Default: every image for itself."""
+    the table. Default: no groups."""
     val_fraction: BelowOne = 0.1
     """Share of validation images."""
     test_fraction: BelowOne | None = None
     """Share of test images. Default: 0.2, or none if the data set has a test split."""
     seed: Seed = 0
-    """Seed of the choice."""
+    """Seed of the random split."""
 
     def run(self) -> None:
         from semaug.data.readers import read_data, refuse_ambiguity
@@ -160,7 +160,7 @@ class Shards(Command):
     folder: Annotated[Path, tyro.conf.Positional]
     """The folder to write: a new one, or one that this command began."""
     data_root: Path | None = None
-    """Folder that holds the named data sets. Default: $SEMAUG_DATA, or ./data."""
+    """Folder of the named data sets. Default: $SEMAUG_DATA, or ./data."""
     per_shard: Count = 1000
     """Images in each tar file."""
 

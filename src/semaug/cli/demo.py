@@ -12,10 +12,10 @@ from semaug.util.ranges import Count, Seed
 
 @dataclass(frozen=True)
 class Demo(Command):
-    """Train on drawn birds that come with semaug, and write a report with pictures.
+    """Train on the embedded birds, a small drawn data set, and write a report with pictures.
 
-    It takes two to three minutes on two CPU cores, and needs no data. It shows the tools; a few drawn images do not
-    show which method is better.
+    It takes two to three minutes on two CPU cores, and needs no data. It shows how
+    semaug works; so few drawn images cannot show which method is better.
     """
 
     resumable: ClassVar[bool] = True

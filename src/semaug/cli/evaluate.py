@@ -24,25 +24,24 @@ class Evaluate(Command):
     data: str | None = setting(None, "main")
     """Name of a data set, or path. Default: the data that the model was trained on."""
     data_root: Path | None = setting(None, "data")
-    """Folder that holds the named data sets. Default: $SEMAUG_DATA, or ./data."""
+    """Folder of the named data sets. Default: $SEMAUG_DATA, or ./data."""
     split: Literal["train", "val", "test"] | None = setting(None, "main")
     """The split to measure. Default: "test" if there is one, otherwise "val" (in the data of a run, the images held out
     in training), otherwise "train"."""
     calibrate: bool = setting(False, "main")
-    """Before measuring, fit a temperature on the validation images, such that probabilities say how often an answer is
-    right. It is kept with the run, and used by evaluate, predict, export and serve."""
+    """Before measuring, fit a temperature on the validation images, such that probabilities match the share of
+    right answers. It is stored with the run, and used by evaluate, predict, export and serve."""
     tta: Literal["flip", "multi-crop"] | None = setting(None, "main")
     """Test-time augmentation: average over the image and its mirror image (flip), or over the centre, the corners and
     their mirror images (multi-crop, ten times the work). Default: the centre alone."""
     json: Path | None = setting(None, "output")
     """Write all numbers to this file too. Default: no file."""
     device: str | None = setting(None, "hardware")
-    """Where to compute. Default: cuda if available, else cpu."""
+    """Device: cpu, cuda or cuda:N. Default: cuda if available, else cpu."""
     batch_size: Count = setting(64, "hardware")
     """Images per batch."""
     on_bad_image: OnBadImage | None = setting(None, "data")
-    """What to do about images that cannot be read. stop: report an error. skip: leave them out and report their number.
-    Default: as in training."""
+    """Unreadable images: stop with an error, or skip them and report their number. Default: as in training."""
 
     def run(self) -> None:
         from semaug.data.readable import readable_splits

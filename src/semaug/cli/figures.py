@@ -14,7 +14,7 @@ from semaug.util.ranges import Range, Seed, setting
 
 @dataclass(frozen=True)
 class Figures(Command):
-    """Draw the figures of the paper from finished runs: PNG, SVG where it is vector, and an interactive HTML page."""
+    """Draw the figures of the paper from finished runs: PNG, SVG (except for photos) and an interactive HTML page."""
 
     figure: Annotated[FigureName, tyro.conf.Positional]
     """What to draw."""
@@ -26,7 +26,7 @@ class Figures(Command):
     """Name of the group of look-alike classes (tsne, augmentations). Default: all groups of more than five
     classes (tsne), or the largest group."""
     groups: Path | None = setting(None, "main")
-    """CSV file with the columns class and group. Default: the last words of the classes' names are the groups."""
+    """CSV file with the columns class and group. Default: classes whose names end with the same word."""
     covariance: Literal["run", "classwise"] = setting("run", "method")
     """The run's own Σ, or the class-wise Σ of its final features (neighbours, augmentations)."""
     strength: Annotated[float, Range(above=0, most=LARGEST_STRENGTH)] | None = setting(None, "method")
@@ -34,7 +34,7 @@ class Figures(Command):
     seed: Seed = setting(0, "method")
     """Seed of all random numbers."""
     device: str | None = setting(None, "hardware")
-    """Where to compute. Default: cuda if available, else cpu."""
+    """Device: cpu, cuda or cuda:N. Default: cuda if available, else cpu."""
 
     def run(self) -> None:
         from semaug.report.figures import draw, write

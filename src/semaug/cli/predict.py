@@ -28,14 +28,14 @@ class Predict(Command):
     top_k: Count = setting(5, "main")
     """Number of classes to list for each image."""
     reject: BelowOne | None = setting(None, "main")
-    """Accept only answers that are sure enough: on the validation images, at most this share of the accepted answers
-    was wrong (0.05, for example). The column "accepted" says which. Needs a calibrated run (semaug
-    evaluate RUN --calibrate). Default: every answer."""
+    """Accept only answers above a confidence threshold, such that on the validation images at most this share of the
+    accepted answers is wrong (0.05, for example). The column "accepted" says yes or no. Needs a calibrated run (semaug
+    evaluate RUN --calibrate). Default: accept every answer."""
     tta: Literal["flip", "multi-crop"] | None = setting(None, "main")
     """Test-time augmentation: average over the image and its mirror image (flip), or over the centre, the corners and
     their mirror images (multi-crop, ten times the work). Default: the centre alone."""
     device: str | None = setting(None, "hardware")
-    """Where to compute. Default: cuda if available, else cpu."""
+    """Device: cpu, cuda or cuda:N. Default: cuda if available, else cpu."""
     batch_size: Count = setting(64, "hardware")
     """Images per batch."""
 

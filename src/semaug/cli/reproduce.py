@@ -19,7 +19,7 @@ class Reproduce(Command):
     """Reproduce tables and figures of the paper. Without a name: list them.
 
     Each is a set of cells: one training run for each seed. Runs that several tables share are trained once, finished
-    runs are not repeated, interrupted ones are resumed, and one that fails does not end the others. All results,
+    runs are not repeated, interrupted ones are resumed, and a failed one does not stop the others. All results,
     beside the paper's, are printed and written to report.html, results.json and results.md.
     """
 
@@ -48,14 +48,14 @@ class Reproduce(Command):
     epochs: Count | None = setting(None, "schedule")
     """Epochs of every run. Default: the scale's own number."""
     select: Select | None = setting(None, "schedule")
-    """Which epoch is kept: the best on a validation split (val), the last one after training on all training images
-    (last), or the best on the test split (test), as in much published code, whose accuracies are too high. Default:
-    last at full scale, val at small scale."""
+    """Which epoch's weights are saved as the model: of the best epoch on a validation split (val), of the last epoch,
+    trained on all training images (last), or of the best epoch on the test split (test), as in much published code;
+    its accuracy is too high. Default: last at full scale, val at small scale."""
     best_of_test: bool = setting(False, "main")
-    """Beside the last epoch, report the best one on the test split, as published code does. It is too high. Runs that
+    """Also report the best epoch on the test split, as much published code does; this accuracy is too high. Runs that
     were trained without this option are repeated."""
     device: str | None = setting(None, "hardware")
-    """Where to train. Default: cuda if available, else cpu."""
+    """Device: cpu, cuda or cuda:N. Default: cuda if available, else cpu."""
 
     def run(self) -> None:
         from semaug.studies.presets import all_experiments

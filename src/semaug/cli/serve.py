@@ -30,7 +30,7 @@ class Serve(Command):
     port: Annotated[int, Range(0, 65535)] = setting(8000, "main")
     """The port to listen on. 0: a free one."""
     images: CountOrZero = setting(2000, "data")
-    """Largest number of training images to compare with. 0: no page and no training images, the API alone."""
+    """Maximum number of training images to compare with. 0: no page and no training images, the API alone."""
     covariance: Literal["run", "classwise"] | None = setting(None, "method")
     """The run's own Σ, or the class-wise Σ of its final features. Default: the run's own if it has one."""
     strength: Annotated[float, Range(above=0, most=LARGEST_STRENGTH)] | None = setting(None, "method")
@@ -38,7 +38,7 @@ class Serve(Command):
     seed: Seed = setting(0, "schedule")
     """Seed of the choice of training images and of the random features."""
     device: str | None = setting(None, "hardware")
-    """Where to compute. Default: cuda if available, else cpu."""
+    """Device: cpu, cuda or cuda:N. Default: cuda if available, else cpu."""
 
     def run(self) -> None:
         try:

@@ -14,7 +14,7 @@ from semaug.util.ranges import Range, setting
 
 @dataclass(frozen=True)
 class Soup(Command):
-    """Average the weights of runs of one architecture, as long as the average validates better (a greedy soup).
+    """Average the weights of runs of one architecture, adding each run that improves validation (a greedy soup).
 
     The result is a run directory with one network: it costs no more to use than each of the runs. They should start
     from the same pretrained weights, and differ in settings.
@@ -25,7 +25,7 @@ class Soup(Command):
     output: Path
     """The run directory to write."""
     device: str | None = setting(None, "hardware")
-    """Where to compute. Default: cuda if available, else cpu."""
+    """Device: cpu, cuda or cuda:N. Default: cuda if available, else cpu."""
     batch_size: Annotated[int, Range(2, 1_000_000)] = setting(64, "hardware")
     """Images per batch."""
 

@@ -18,8 +18,8 @@ from semaug.util.ranges import setting
 class Train(TrainConfig, Command):
     """Train a classifier of look-alike classes. Without options: on the embedded birds.
 
-    The run directory holds the settings, metrics, the trained model and a report, and until the end checkpoints. Run
-    the same command again to resume an interrupted run.
+    The run directory holds the settings, metrics, the trained model and a report, and during training checkpoints.
+    Run the same command again to resume an interrupted run.
     """
 
     config: Path | None = setting(None, "main")
@@ -28,8 +28,8 @@ class Train(TrainConfig, Command):
     print_config: bool = setting(False, "output")
     """Print all settings, with their defaults, in the form that --config reads, and stop."""
     dry_run: bool = setting(False, "output")
-    """Check settings, data set and network, print what would be trained, and stop. Nothing is written; images are not
-    decoded, and pretrained weights not fetched."""
+    """Check settings, data set and network, print what would be trained, and stop. Nothing is written, no image
+    is decoded, and no pretrained weights are downloaded."""
     quiet: bool = setting(False, "output")
     """Print nothing but the result and errors."""
     verbose: bool = setting(False, "output")

@@ -1,4 +1,4 @@
-"""`semaug weights`: fetch pretrained weights ahead of training."""
+"""`semaug weights`: download pretrained weights before training."""
 
 from dataclasses import dataclass
 from typing import Annotated

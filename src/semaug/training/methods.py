@@ -31,8 +31,9 @@ class Augmentation:
     """Settings of the semantic augmentation, used by the methods that have a Σ."""
 
     strength: Annotated[StrengthOption, Range(0, LARGEST_STRENGTH)] = setting("auto", "method")
-    """Strength λ of augmentation. auto: λ sets itself, such that augmentation takes a share of what the network knows.
-    A number: λ0 of the paper's schedule, the strength at the end of training (the paper: 10)."""
+    """Strength λ of augmentation. auto: λ is adjusted after each batch, such that augmentation raises the loss by a
+    share of its distance to log C, the loss of a random guess; the share grows to 20 %. A number: λ0 of the paper's
+    schedule, the strength at the end of training (the paper: 10)."""
     strength_power: NotNegative = setting(1.0, "method")
     """α of the paper's schedule: λ grows as (epoch / epochs)^α · λ0."""
     constant: NotNegative = setting(0.5, "method")

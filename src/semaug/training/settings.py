@@ -60,8 +60,8 @@ class TrainConfig:
     download: bool = setting(False, "data", identifies=False)
     """Download a named data set that is missing, if its host still offers it."""
     model: str | None = setting(None, "main")
-    """Network: a timm name, or torchvision/NAME; -v1 after it, as in resnet50-v1, for ResNet weights of Keras. Default:
-    resnet50; on the embedded birds "small", a network of our own."""
+    """Network: a timm name, or torchvision/NAME; with -v1 appended (resnet50-v1) for ResNet weights of Keras. Default:
+    resnet50; on the embedded birds "small", a built-in CNN."""
     weights: Path | None = setting(None, "model")
     """Weights to start from: a finished run, or a .safetensors file. Other formats can hold code and are refused.
     Default: those of `pretrained`."""
@@ -82,7 +82,7 @@ class TrainConfig:
     resume: bool = setting(True, "output", identifies=False)
     """Resume an unfinished run in the run directory. If disabled, such a run is an error."""
     keep_checkpoints: bool = setting(False, "output", identifies=False)
-    """Keep the checkpoints of a finished run. They are several times as large as the model and only repair it."""
+    """Keep the checkpoints of a finished run: several times the size of the model, and needed only to restore it."""
 
     augmentation: Augmentation = field(default_factory=Augmentation)
 
@@ -114,7 +114,7 @@ class TrainConfig:
     batch_size: Count | None = setting(None, "main")
     """Images per update over all processes; a loaded batch has two such halves. Default: 64, or the recipe's."""
     micro_batch: Count | None = setting(None, "hardware")
-    """Most images in one forward pass; gradients are summed. It lets the same batch fit on a small GPU. Default: all of
+    """Maximum number of images in one forward pass, to save memory; gradients are accumulated. Default: all of
     the batch."""
     optimizer: Literal["sgd", "adamw"] | None = setting(None, "schedule")
     """Optimiser of the network. Default: sgd, or the recipe's."""
@@ -129,27 +129,27 @@ class TrainConfig:
     weight_decay: NotNegative | None = setting(None, "schedule")
     """Weight decay of the network. Default: 0 for sgd, 0.05 for adamw, or the recipe's."""
     warmup_epochs: NotNegative | None = setting(None, "schedule")
-    """Epochs over which the learning rate grows from zero; at most a tenth of all epochs. Default: 5, or the
+    """Warm-up: epochs over which the learning rate grows from zero; at most a tenth of all epochs. Default: 5, or the
     recipe's."""
     lr_decay: Literal["step", "epoch"] | None = setting(None, "schedule")
-    """Whether the learning rate falls with every step, or once an epoch. Default: step, or the recipe's."""
+    """Whether the learning rate falls after every step or after every epoch. Default: step, or the recipe's."""
     label_smoothing: BelowOne = setting(0.0, "method")
-    """Share of the label that is spread over all classes."""
+    """Label smoothing: share of the label that is spread over all classes."""
     sampler: Literal["shuffle", "balanced", "square-root"] = setting("shuffle", "data")
     """How the images of an epoch are drawn: each once, in random order (shuffle), or with replacement, such that all
     classes are seen equally often (balanced), or in proportion to the square root of their number of images."""
     class_weights: Literal["none", "balanced", "square-root"] = setting("none", "method")
-    """Weigh the loss of an image by 1/n of its class, which has n training images (balanced), or by 1/√n (square-root).
-    The mean weight of all training images is 1."""
+    """Weight of an image in the loss, if its class has n training images: in proportion to 1/n (balanced) or 1/√n
+    (square-root). The mean weight of all training images is 1."""
     clip_norm: Positive | None = setting(None, "schedule")
-    """Largest norm of the gradient. Default: no limit."""
+    """Clip the gradient to this norm. Default: no clipping."""
     ema: BelowOne | None = setting(None, "model")
     """Decay of a moving average of the weights (0.999, for example), which is then evaluated and saved; smaller in the
     first steps. Default: 0, no average, or the recipe's."""
     sync_batch_norm: bool = setting(False, "model")
     """Under torchrun: let BatchNorm normalise over the images of all processes instead of each process's own."""
     validate_every: Count = setting(1, "schedule")
-    """Validate after every so many epochs, and after the last one."""
+    """Validate every N epochs, and after the last one."""
     patience: Count | None = setting(None, "schedule")
     """Stop when the validation accuracy has not improved for this many epochs. Default: never."""
 
@@ -159,18 +159,19 @@ class TrainConfig:
     """Validate on this many training images of each class instead. Default:
     `val_fraction` of them."""
     select: Select = setting("val", "data")
-    """Which epoch is kept: the best on a validation split (val), or the last one. "last" trains on all training images
-    and evaluates once, on the test split; use it for a figure to publish. "test" chooses the best epoch on the test
-    split, as much published code does; its accuracy is too high, and comparable with such results only."""
+    """Which epoch's weights are saved as the model. val: the best epoch on a validation split. last: the last epoch,
+    trained on all training images and evaluated once, on the test split; use it for results to publish. test: the best
+    epoch on the test split, as in much published code; its accuracy is too high, and comparable with such results
+    only."""
     select_by: Literal["top1", "mean-of-classes"] = setting("top1", "data")
     """The accuracy by which the best epoch is chosen: the share of all images (top1), or the mean over the classes, in
     which a class of two images counts as much as one of a hundred."""
     best_of_test: bool = setting(False, "data")
     """With `select` last: also evaluate on the test split after every validated epoch, and store the best accuracy
-    beside the last epoch's. It is too high, like that of "test"."""
+    beside the last epoch's. Like that of `select` test, it is too high."""
 
     device: str | None = setting(None, "hardware", identifies=False)
-    """Device of the network. Default: cuda if there is one, else cpu."""
+    """Device: cpu, cuda or cuda:N. Default: cuda if available, else cpu."""
     precision: Literal["fp32", "bf16", "fp16"] | None = setting(None, "hardware")
     """Precision of the network. Default: bf16 on a GPU, fp32 on a CPU."""
     compile: bool = setting(False, "hardware", identifies=False)
@@ -180,7 +181,7 @@ class TrainConfig:
     workers: Workers = setting(2, "hardware", identifies=False)
     """Number of processes that decode images, for each process of torchrun."""
     cache: Path | None = setting(Path("~/.cache/semaug"), "data", identifies=False)
-    """Folder for decoded images, shared by runs; None keeps them in memory only."""
+    """Folder for decoded images, shared by runs. None: in memory only."""
     on_bad_image: OnBadImage = setting("stop", "data", identifies=False)
     """Unreadable images: stop before training and list them, or skip them. With streamed images, stop does not check
     them in advance: the first one ends training."""

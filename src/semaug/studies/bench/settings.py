@@ -53,10 +53,10 @@ ENGINES: dict[Engine, str] = {"jvp": "paper", "double_backward": "paper-double-b
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What to measure, and on what."""
+    """Settings of the benchmark."""
 
     model: str | None = setting(None, "main")
-    """Network: a timm name, torchvision/NAME, or "small", our small network. Default: resnet50 on a GPU, resnet18 on a
+    """Network: a timm name, torchvision/NAME, or "small", a built-in CNN. Default: resnet50 on a GPU, resnet18 on a
     CPU."""
     pixels: Side | None = setting(None, "main")
     """Side of the images. Default: 448 on a GPU, 64 on a CPU."""
@@ -77,21 +77,21 @@ class BenchConfig:
     graphs: bool = setting(True, "hardware")
     """On a GPU, replay steps as CUDA graphs, those of plain training too. fp16 cannot be replayed."""
     p2p: bool = setting(False, "model")
-    """Measure P2P-Net on the network instead of the network itself."""
+    """Measure P2P-Net with the network as its backbone, instead of the network alone."""
     skip: tuple[str, ...] = setting((), "main")
     """Variants to leave out: isda, paper, paper-double-backward, pipelined, paper-interval, pipelined-interval."""
     repetitions: Annotated[int, Range(LEAST_REPETITIONS, 1_000_000)] | None = setting(None, "schedule")
-    """Turns of each variant, at least 3; the time limit may end the measurement earlier. Default: 9 on a GPU, 5 on a
+    """Number of repetitions, at least 3; the time limit may end the measurement earlier. Default: 9 on a GPU, 5 on a
     CPU."""
     seconds: Positive | None = setting(None, "schedule")
-    """Time limit. No repetition starts that would end later, but at least 3 are made. A variant whose step takes over
+    """Time limit: after 3 repetitions, none is started that would exceed it. A variant whose step takes over
     a second takes turns of one step instead of five, unless it has an interval. If its step takes over a tenth of the
     limit, it takes a single turn. The comparison of the meta-gradients takes some seconds more. Default: 60 on a GPU,
     45 on a CPU."""
     output: Path = setting(Path("runs/bench"), "output")
     """Folder for bench.json (all numbers) and bench.svg (a chart)."""
     device: str | None = setting(None, "hardware")
-    """Where to run: cpu, cuda or cuda:N. Default: cuda if available."""
+    """Device: cpu, cuda or cuda:N. Default: cuda if available, else cpu."""
     seed: Seed = setting(0, "schedule")
     """Seed of all random numbers."""
 
