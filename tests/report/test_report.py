@@ -185,7 +185,7 @@ def test_three_runs_have_all_sections(three):
     assert shown.sections == SECTIONS
     assert shown.count("svg") > 20
     assert shown.count("img") == 30 + 3 * 7, "predictions, and three for each augmentation"
-    for text in ("3 runs on birds", "learnable recognises", "ISDA", "Meta-gradient", "RandomResizedCrop"):
+    for text in ("3 runs on birds", "learnable classifies", "ISDA", "Meta-gradient", "RandomResizedCrop"):
         assert text in shown.text
     assert all(name in shown.text for name in NAMES)
 

@@ -266,7 +266,7 @@ def rows(
 
 @style()
 def confusion_matrix(names: Sequence[str], entries: Sequence[tuple[int, int, int]]) -> "Figure":
-    """Draw how often each class was taken for each other one: right answers are blue, wrong ones orange.
+    """Draw how often each class was classified as each other one: right answers are blue, wrong ones orange.
 
     Each entry is a true class, a predicted class and a number of images. Up to 40 classes are named, more are numbered.
     """

@@ -21,24 +21,24 @@ class Metric:
 
 
 TRAINING = (
-    Metric("train_loss", "Training loss", "The loss that is minimised, with augmentation"),
+    Metric("train_loss", "Training loss", "Loss on the augmented training batches"),
     Metric("val_top1", "Validation accuracy", "Top-1 accuracy on the validation split", percent=True),
     Metric("train_accuracy", "Training accuracy", "Top-1 accuracy on the augmented training batches", percent=True),
     Metric("val_loss", "Validation loss", "Cross-entropy on the validation split, without augmentation"),
     Metric("lr", "Learning rate", "Learning rate of the network at the end of the epoch"),
 )
 AUGMENTATION = (
-    Metric("strength", "Strength λ", "The factor on Σ"),
-    Metric("augmentation_share", "Share of the loss", "The part of the training loss that Σ adds", percent=True),
+    Metric("strength", "Strength λ", "Factor of Σ in the loss"),
+    Metric("augmentation_share", "Share of the loss", "Part of the training loss that is due to Σ", percent=True),
     Metric("variance_mean", "Variance", "Mean of the diagonal of Σ; band: ± the spread over samples",
            "variance_std_samples", wide=True),
     Metric("variance_std_samples", "Spread over samples", "Standard deviation; zero if samples do not differ",
            wide=True),
     Metric("variance_std_dims", "Spread over dimensions", "Standard deviation; zero if dimensions do not differ",
            wide=True),
-    Metric("drift", "Drift", "Distance of CovNet from its start, relative to its norm", wide=True),
+    Metric("drift", "Drift", "Distance of CovNet's weights from the initial ones, relative to their norm", wide=True),
     Metric("meta_loss", "Meta loss", "Cross-entropy of the pseudo-updated network on the other half batch"),
-    Metric("meta_gradient_norm", "Meta-gradient", "Norm of the gradient that CovNet follows", wide=True),
+    Metric("meta_gradient_norm", "Meta-gradient", "Norm of the gradient of the meta loss for CovNet", wide=True),
     Metric("meta_slope", "Meta-gradient / αλ", "The same without the factors learning rate α and λ", wide=True),
 )  # fmt: skip
 

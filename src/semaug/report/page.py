@@ -108,10 +108,10 @@ def headline(runs: Sequence[ReportedRun]) -> tuple[str, str]:
         return title, "The run has not been evaluated." if len(runs) == 1 else "No run has been evaluated yet."
     best = scored[0]
     if len(runs) == 1:
-        return title, f"{100 * _top1(best):.1f} % of {_images(best)} are recognised (top-1 accuracy)."
+        return title, f"Top-1 accuracy: {100 * _top1(best):.1f} % of {_images(best)}."
     if not all(best.shares_images(run) for run in scored[1:]):
         return title, "The runs were not evaluated on the same images, so their scores cannot be compared."
-    result = f"{best.label} recognises {100 * _top1(best):.1f} % of {_images(best)}"
+    result = f"{best.label} classifies {100 * _top1(best):.1f} % of {_images(best)} correctly"
     if len(scored) == 1:
         return title, f"{result}; no other run has been evaluated."
     lead = _top1(best) - _top1(scored[1])
@@ -246,7 +246,7 @@ def _pictures(run: ReportedRun) -> dict[str, Any]:
 
 
 def _destruction(runs: Sequence[ReportedRun]) -> dict[str, Any] | None:
-    """What image-level augmentation destroys on the embedded birds, for runs that were trained on them."""
+    """How often image-level augmentation destroys the cue of the embedded birds, for runs trained on them."""
     counts = [len(run.classes) for run in runs if run.config.get("data") == "birds" and len(run.classes) >= 2]
     return _measured_destruction(min(20, max(counts))) if counts else None
 

@@ -137,7 +137,7 @@ def draw(name: str, runs: Sequence[str] = (), options: Mapping[str, Any] | None 
 def describe_figures() -> str:
     """Describe all figures, for the help of the command line."""
     first = (
-        "Draw the figures of the paper from finished runs: PNG, SVG where it is vector, and an interactive HTML page."
+        "Draw the figures of the paper from finished runs: PNG, SVG (except for photos) and an interactive HTML page."
     )
     return "\n\n".join([first, *(f"{name}: {kind.summary}." for name, kind in FIGURES.items())])
 

@@ -173,11 +173,13 @@ def _caption(run: FigureRun, numbers: Mapping[str, Any], classes: str) -> str:
     notes = "".join(f" {note[0].upper()}{note[1:]}." for note in run.notes)
     erased = numbers["augmentations"][METHODS["random-erasing"].title]
     rest = (
-        "" if erased["kept_of_altered"] is None else f", and of the others {100 * erased['kept_of_altered']:.0f} % stay"
+        ""
+        if erased["kept_of_altered"] is None
+        else f"; of the changed ones {100 * erased['kept_of_altered']:.0f} % stay nearest to their class"
     )
     return (
         f"t-SNE of the features of {numbers['images']} images of {classes}, and of {numbers['copies']} augmented "
-        f"versions of each, all under the network of {numbers['runs'][0]}; each panel is a t-SNE of its own. "
+        f"versions of each, all under the network of {numbers['runs'][0]}; each panel has its own t-SNE. "
         f"Share of augmented features whose nearest class centre is still that of their own class: {shares}; of the "
         f"originals {100 * numbers['original']:.0f} %. Images are augmented as in training: Random Erasing left "
         f"{100 * (1 - erased['altered']):.0f} % of them unchanged{rest}. Semantic augmentation draws from N(a, λΣ) "

@@ -31,7 +31,7 @@ def cam(
     device: str = "cpu",
     progress: ProgressCallback | None = None,
 ) -> Figure:
-    """Draw what speaks for the two most probable classes of some photos.
+    """Draw class-activation maps of the two most probable classes of some photos.
 
     Numbers: `images`, a list of {file, true, predicted, probability, second}, wrong answers first.
 
@@ -82,16 +82,16 @@ def cam(
             frame = is_right if rank == 0 else None
             photos.append(Photo(_small(overlays[k][rank]), f"{names[label]}, {100 * value:.0f}\u00a0%", file, frame))
         blocks.append(
-            PhotoBlock("", None, [(true, "recognised" if is_right else f"taken for {names[labels[0]]}", photos)])
+            PhotoBlock("", None, [(true, "right" if is_right else f"classified as {names[labels[0]]}", photos)])
         )
         answer = {"predicted": classifier.classes[labels[0]], "probability": values[0]}
         second = {"second": classifier.classes[labels[1]]} if len(labels) > 1 else {}
         listed.append({"file": file, "true": classifier.classes[samples.labels[i]], **answer, **second})
     caption = (
-        f"What speaks for the two most probable classes of {len(shown)} images, drawn at random from {len(order)}; "
-        "wrong answers first. On the left the crop that the network sees. The brighter a position, the more it adds to "
-        "the logit of the class named below it (class-activation map); what speaks against the class is dark. Solid "
-        "blue frame: the predicted class is right; dashed orange frame: it is wrong."
+        f"Class-activation maps of the two most probable classes of {len(shown)} images, drawn at random from "
+        f"{len(order)}; wrong answers first. On the left is the crop that the network sees. The brighter a position, "
+        "the more it adds to the logit of the class named below; evidence against the class is dark. Solid blue frame: "
+        "the predicted class is right; dashed orange frame: it is wrong."
     )
     numbers = {"images": listed, "classified": len(order), "seed": seed}
     html = fragment("photos.html", blocks=blocks, good="right answer", bad="wrong answer")

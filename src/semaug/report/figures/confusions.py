@@ -1,4 +1,4 @@
-"""The most confused pairs of classes, with images that were mistaken."""
+"""The most confused pairs of classes, with wrongly classified images."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def confusions(
     device: str = "cpu",
     progress: ProgressCallback | None = None,
 ) -> Figure:
-    """Draw the pairs of classes that a run confuses most, with images of both that were taken for the other.
+    """Draw the pairs of classes that a run confuses most, with images of each that were classified as the other.
 
     Numbers: `pairs`, a list of {a, b, a_as_b, b_as_a, images_a, images_b}; `mistakes`, the number of all; `top1`.
 
@@ -34,7 +34,7 @@ def confusions(
         run: Run directory.
         samples: Images, labelled by the run's classes; by default those that the run was evaluated on.
         pairs: Most pairs to show.
-        images: Most mistaken images of each class of a pair, beside one that was recognised.
+        images: Maximum number of wrong images of each class of a pair, beside a right one.
         limit: Most images to classify.
         seed: Seed of the choice of images.
         device: Where to run the network.
@@ -78,7 +78,7 @@ def confusions(
 
     def photos(label: int, answer: int, most: int) -> list[Photo]:
         chosen = random.permutation(np.flatnonzero((true == label) & (predicted == answer)))[:most].tolist()
-        texts = [f"mistaken, {100 * probability[i]:.0f} %" if label != answer else "recognised" for i in chosen]
+        texts = [f"wrong, {100 * probability[i]:.0f} %" if label != answer else "right" for i in chosen]
         return [
             Photo(computed.thumbnails[i], text, computed.names[i], label == answer)
             for i, text in zip(chosen, texts, strict=True)
@@ -90,7 +90,7 @@ def confusions(
         rows = [
             (
                 classes[label],
-                f"{counts[label, other]} of {totals[label]} images taken for the other",
+                f"{counts[label, other]} of {totals[label]} images classified as the other",
                 [*right[label], *photos(label, other, images)],
             )
             for label, other in ((a, b), (b, a))
@@ -101,9 +101,9 @@ def confusions(
         f"{counted(len(shown), 'pair')} of classes that are confused most, of {counted(mistakes, 'mistake')} on "
         f"{counted(len(true), 'image')} "
         f"(top-1 {100 * numbers['top1']:.1f} %). First {first['a']} and {first['b']}: "
-        f"{first['a_as_b']} of {first['images_a']} and {first['b_as_a']} of {first['images_b']} images were taken "
-        "for the other. Solid blue frames: recognised, for comparison; dashed orange frames: mistaken, with the "
+        f"{first['a_as_b']} of {first['images_a']} and {first['b_as_a']} of {first['images_b']} images are classified "
+        "as the other. Solid blue frames: right, for comparison; dashed orange frames: wrong, with the "
         "probability of the wrong answer. Images are drawn at random."
     )
-    html = fragment("photos.html", blocks=blocks, good="recognised", bad="mistaken")
+    html = fragment("photos.html", blocks=blocks, good="right", bad="wrong")
     return Figure("confusions", "Most confused classes", caption, numbers, to_png(photo_grid(blocks)), None, html)

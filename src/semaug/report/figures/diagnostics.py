@@ -41,7 +41,7 @@ def diagnostics(runs: Mapping[str, Path]) -> Figure:
     others = ", ".join(run.label for run in named if run not in shown)
     caption = (
         "The covariance Σ of the augmentation, epoch by epoch. "
-        + (f"Drift is the distance of CovNet from its start, relative to its norm: {drift}. " if drift else "")
+        + (f"Drift is the distance of CovNet's weights from the initial ones: {drift} of their norm. " if drift else "")
         + f"{variance}."
         + (f" Without Σ, and not shown: {others}." if others else "")
     )

@@ -1,4 +1,4 @@
-"""Groups of look-alike classes: by name, by a table, or by what a classifier confuses."""
+"""Groups of look-alike classes: by name, by a table, or by the confusions of a classifier."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ from semaug.util.names import class_title, unescape_formula
 from semaug.util.untrusted import MAX_JSON_BYTES, read_bytes, read_json
 
 Counts = Counter[tuple[int, int]]
-"""Number of images of two classes that were taken for the other one; the smaller class is first."""
+"""Number of images of two classes that were classified as the other one; the smaller class is first."""
 
 _SMALLEST = 4  # classes with the same last word that are worth showing
 _LARGEST = 32  # classes of a panel that readers can tell apart, with effort
@@ -65,7 +65,7 @@ def table_groups(file: Path, classes: Sequence[str]) -> dict[str, list[int]]:
 
 
 def confusion_counts(runs: Sequence[Path], classes: int) -> Counts:
-    """Count the images that runs took for another class; runs without evaluation are left out."""
+    """Count the images that runs classified as another class; runs without evaluation are left out."""
     counts: Counts = Counter()
     for run in runs:
         evaluation = read_json(run / "evaluation.json") if (run / "evaluation.json").is_file() else {}

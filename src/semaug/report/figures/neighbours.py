@@ -1,4 +1,4 @@
-"""Real images nearest to augmented features: what semantic augmentation turns an image into."""
+"""Real images nearest to augmented features."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -154,10 +154,10 @@ def _caption(runs: Sequence[FigureRun], numbers: Mapping[str, Any]) -> str:
         for note in run.notes:
             notes.setdefault(note, []).append(run.label)
     return (
-        f"Each row shows the {numbers['neighbours']} real images whose features are nearest to one augmented feature, "
-        "a draw from N(a, λΣ) around the feature a of the query on the left, the nearest first; queries are drawn at "
-        "random. A solid blue frame is an image of the query's class, a dashed orange one of another class. Share of "
-        "neighbours of the query's class (in brackets: "
+        "On the left is a query image with the feature a; queries are drawn at random. Its row shows the "
+        f"{numbers['neighbours']} real images whose features are nearest to an augmented feature (a draw from N(a, "
+        "λΣ)), the nearest first. Solid blue frame: image of the query's class; dashed orange frame: of another class. "
+        "Share of neighbours of the query's class (in brackets: "
         f"of the images nearest to a itself) over {numbers['queries']} queries among {numbers['images']} images: "
         f"{shares}; by chance {100 * numbers['chance']:.0f} %. Distance of the draw from a, relative to that of the "
         f"nearest image: {shifts}."
