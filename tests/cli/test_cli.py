@@ -265,7 +265,7 @@ def test_a_strict_check_fails_where_there_is_a_problem(photos: Path, tmp_path: P
         (["demo", "--methods", "magic"], "unknown method 'magic'; the methods are basic, "),
         (["--modle", "small", "train"], "options follow the command, as in semaug train --modle"),
         (["trian"], "there is no command 'trian'; did you mean semaug train? semaug --help lists all commands"),
-        (["train", "--quiet", "--verbose"], "--quiet and --verbose exclude each other"),
+        (["train", "--quiet", "--verbose"], "--quiet and --verbose cannot be combined"),
         (["evaluate", "nowhere", "--device", "cuda"], "set --device to cpu, or leave it out"),
     ],
 )

@@ -224,7 +224,7 @@ def test_a_process_that_is_alone_ends_in_one_sentence(rank: str, monkeypatch: py
     launched(monkeypatch, RANK=rank)
     assert distributed.START_SECONDS <= 60
     monkeypatch.setattr(distributed, "START_SECONDS", 1)
-    with pytest.raises(TrainingError, match="not all of the 2 processes have met at '127.0.0.1:.*' within 1 seconds"):
+    with pytest.raises(TrainingError, match="not all of the 2 processes connected to '127.0.0.1:.*' within 1 seconds"):
         distributed.initialize("cpu")
 
 

@@ -110,7 +110,7 @@ def test_a_call_that_was_killed_is_resumed_with_the_same_result(photos: Path, pa
     assert [file.name for file in folder.glob("*.tar")] == ["train-000000.tar"]
     with pytest.raises(DataError, match="are incomplete; write them again to resume"):
         read_data(str(folder))
-    with pytest.raises(SettingError, match="the beginning of shards of other images"):
+    with pytest.raises(SettingError, match="unfinished shards of other images"):
         write_shards(read_data(str(photos)), folder, per_shard=9)
     written = (folder / "train-000000.tar").stat().st_mtime_ns
     write_shards(read_data(str(photos)), folder, per_shard=8)

@@ -117,7 +117,7 @@ def test_folders_stay_together_and_training_takes_the_table(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--group-by", "animal"], "is no table with a column animal"),
+        (["--group-by", "animal"], "is not a table with a column animal"),
         (["--val-fraction", "0.9", "--test-fraction", "0.2"], "their sum below 1"),
         (["--val-fraction", "-0.1"], "must be at least 0 and below 1"),
     ],
@@ -138,7 +138,7 @@ def test_what_cannot_be_divided_is_one_sentence(tmp_path: Path, capsys: pytest.C
         for split, file in zip(["train", "test"] * 9, sorted((photos / "train").rglob("*.png")), strict=False)
     ))  # fmt: skip
     for arguments, sentence in (
-        ([str(photos), "--test-fraction", "0.2"], "has a test split, which stays as it is; leave out --test-fraction"),
+        ([str(photos), "--test-fraction", "0.2"], "has a test split, which is not changed; leave out --test-fraction"),
         ([str(photos), "--group-by", "folder"], "are in one folder, so --group-by folder divides nothing"),
         (["birds"], "are inside of other files; a split needs image files"),
         (

@@ -135,7 +135,7 @@ def test_the_threshold_accepts_as_many_as_the_error_allows() -> None:
     for error in (0.0, 0.05, 0.2, 0.9):
         allowed = [t for t in np.unique(confidence) if (~is_right[confidence >= t]).mean() <= error]
         if not allowed:
-            with pytest.raises(SettingError, match="even the surest answers"):
+            with pytest.raises(SettingError, match="even the most confident"):
                 choose_threshold(content, error)
             continue
         chosen = choose_threshold(content, error)

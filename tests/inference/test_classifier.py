@@ -259,7 +259,7 @@ CHANGES = {
         {"preprocessing": {"resize": "40", "crop": 1}},
         "resize should be a whole",
     ),
-    "other keys": ("config.json", {"preprocessing": {"resize": 4, "crop": 1, "run": 1}}, "how images are prepared"),
+    "other keys": ("config.json", {"preprocessing": {"resize": 4, "crop": 1, "run": 1}}, "the preprocessing of images"),
     "huge images": (
         "config.json",
         {"preprocessing": {"resize": 10**9, "crop": 10**9}},

@@ -342,7 +342,7 @@ def test_options_that_do_not_fit_are_refused(kind: type[semaug.LearnableAugmenta
     with pytest.raises(ValueError, match="labels must be a tensor, not a list"):
         kind(model, optimizer).step(batches(1)[0][0], batches(1)[0][1].tolist())  # type: ignore[arg-type]
     composite = semaug.Composite(lambda m, x: m(x), lambda y: y, lambda m, y, t: y.sum())
-    with pytest.raises(ValueError, match="does not go with a composite model"):
+    with pytest.raises(ValueError, match="does not work with a composite model"):
         kind(semaug.Network(model, composite=composite), optimizer)
     with pytest.raises(ValueError, match="leave out `compile`"):
         semaug.ManifoldMixup(semaug.Network(model, compile="eager"), optimizer)

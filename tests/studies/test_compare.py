@@ -146,7 +146,7 @@ def test_a_file_of_the_users_in_the_output_folder_is_not_replaced(
     (tmp_path / "jobs.json").write_text("{}")
     (tmp_path / name).write_text("my notes")
     assert semaug(photos, tmp_path, "--model", "small", "--method", "basic") == 2
-    assert f"{name} exists and is something else, which would be lost" in capsys.readouterr().err
+    assert f"{name} exists and is another kind of file, which would be lost" in capsys.readouterr().err
     assert (tmp_path / name).read_text() == "my notes"
     assert not (tmp_path / "runs").exists()
 

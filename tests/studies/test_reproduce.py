@@ -59,7 +59,7 @@ def first(photos: Path, tmp_path_factory: pytest.TempPathFactory, inline_workers
 def test_a_file_of_the_users_in_the_output_folder_is_not_replaced(tmp_path: Path, name: str) -> None:
     (tmp_path / "results.json").write_text('{\n  "scale": "small"')
     (tmp_path / name).write_text("my notes")
-    with pytest.raises(FileError, match=f"{name} exists and is something else"):
+    with pytest.raises(FileError, match=f"{name} exists and is another kind of file"):
         reproduce(["theorem"], Setup("small", tmp_path), Choice())
     assert (tmp_path / name).read_text() == "my notes"
 

@@ -96,9 +96,7 @@ def test_a_learning_rate_far_too_large_ends_in_one_sentence_and_training_does_no
     assert sentences[0] == sentences[1]
     epochs = read_metrics(run)
     assert len(epochs) < 30
-    assert sentences[0].startswith(
-        f"semaug: training broke down in epoch {len(epochs)}: the training loss exploded to "
-    )
+    assert sentences[0].startswith(f"semaug: training diverged in epoch {len(epochs)}: the training loss exploded to ")
     assert sentences[0].endswith("; with another --output, try a smaller --strength or a smaller --lr")
     assert f"; {run} has the model of epoch " in sentences[0]
     assert (run / "model.safetensors").exists()
@@ -120,7 +118,7 @@ def test_a_network_that_forgets_everything_stops_and_its_best_model_is_kept(
 
     settings = quick_config(colours, tmp_path / "run", lr=0.01, **options)
     monkeypatch.setattr(LearnableAugmentation, "step", step)
-    message = r"broke down in epoch 4: the training accuracy fell from 9.* to 3.* has the model of epoch [123],"
+    message = r"diverged in epoch 4: the training accuracy fell from 9.* to 3.* has the model of epoch [123],"
     for _ in range(2):
         with pytest.raises(TrainingError, match=message) as raised:
             train(settings)

@@ -89,7 +89,7 @@ def test_batch_norm_over_one_value_is_an_error_in_training_mode_only() -> None:
     refuse_single_values(model)
     one, two = torch.randn(1, 3, 3, 3), torch.randn(2, 3, 3, 3)
     for network in (model, copy.deepcopy(model)):
-        with pytest.raises(TrainingError, match="BatchNorm has nothing to average over.* larger `batch_size`"):
+        with pytest.raises(TrainingError, match="BatchNorm needs more than one value.* larger `batch_size`"):
             network(one)
         assert network(two).shape == (2, 4)
     assert model.eval()(one).shape == (1, 4)

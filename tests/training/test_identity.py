@@ -459,10 +459,10 @@ def test_an_exported_folder_does_not_guess_which_images_were_held_out(
     monkeypatch.chdir(data.parent)  # where the name of the data, which is all that it has, is a folder
     assert semaug("export", run, tmp_path / "exported", "--no-onnx")[0] == 0
     code, shown = semaug("evaluate", tmp_path / "exported")
-    assert (code, "does not say which images of train it held out" in shown) == (2, True)
+    assert (code, "does not record which images of train it held out" in shown) == (2, True)
     assert semaug("evaluate", tmp_path / "exported", "--split", "train")[0] == 0
     code, shown = semaug("figures", "confusions", tmp_path / "exported", "--output", tmp_path / "figures")
-    assert (code, "does not say which images it held out" in shown) == (2, True)
+    assert (code, "does not record which images it held out" in shown) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["report RUN --output RUN/report.html", "evaluate RUN --calibrate"])
@@ -475,7 +475,7 @@ def test_a_page_of_another_version_in_a_run_directory_is_renamed(run: Path, sema
     assert semaug(*words)[0] == 0
     (run / "report.html").write_text("mine too")
     code, shown = semaug(*words)
-    assert (code, "report.html exists and is something else" in shown) == (2, True)
+    assert (code, "report.html exists and is another kind of file" in shown) == (2, True)
     assert (run / "report.html").read_text() == "mine too"
     assert (run / "report.previous.html").read_text() == MINE
 

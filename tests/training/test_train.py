@@ -193,7 +193,7 @@ def test_what_the_machine_lacks_is_a_mistake_in_the_settings(monkeypatch: pytest
 
 
 def test_divergence_is_explained_with_advice(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(SemaugError, match="training broke down in epoch .* try a smaller `strength` or a smaller `lr`"):
+    with pytest.raises(SemaugError, match="training diverged in epoch .* try a smaller `strength` or a smaller `lr`"):
         train(quick_config(photos, tmp_path / "run", lr=1e9, optimizer="sgd", epochs=10))
 
 

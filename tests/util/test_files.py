@@ -52,13 +52,13 @@ def test_neither_devices_nor_files_of_another_kind_are_replaced(tmp_path: Path) 
         with pytest.raises(FileError, match="cannot write .*: it is a folder"):
             write_atomically(folder, b"content")
     photo.write_bytes(b"\x89PNG")
-    with pytest.raises(FileError, match="photo.png exists and is something else, which would be lost"):
+    with pytest.raises(FileError, match="photo.png exists and is another kind of file, which would be lost"):
         refuse_foreign(photo, b"path,", b"{")
     for content in (b"", b"path,label", b"{}"):
         photo.write_bytes(content)
         refuse_foreign(photo, b"path,", b"{")
     refuse_foreign(tmp_path / "new", b"path,")
-    with pytest.raises(FileError, match="photo.png exists and is something else, which would be lost"):
+    with pytest.raises(FileError, match="photo.png exists and is another kind of file, which would be lost"):
         refuse_foreign(tmp_path / "new", b"path,", beside=[photo])
     (tmp_path / "new").write_bytes(b"path,label")
     refuse_foreign(tmp_path / "new", b"path,", beside=[photo])
@@ -72,7 +72,7 @@ def test_a_page_that_was_edited_is_not_replaced(tmp_path: Path) -> None:
     own = page.read_text()
     for edited in (own.replace("Second", "My"), f"{own}My notes.\n", f"{own}{own}", own[:-1], "# Second\n"):
         page.write_text(edited)
-        with pytest.raises(FileError, match="page.md (was edited|exists and is something else).* would be lost"):
+        with pytest.raises(FileError, match="page.md (was edited|exists and is another kind of file).* would be lost"):
             write_page(page, "# Third\n")
         assert page.read_text() == edited
     for fine in (own, ""):

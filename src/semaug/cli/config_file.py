@@ -42,9 +42,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            raise SettingError(f"line {event.start_mark.line + 1} repeats another one by an alias (*)")
+            raise SettingError(f"line {event.start_mark.line + 1} has an alias (*), and settings must be plain values")
         if event.tag is not None:  # PyYAML raises errors of many kinds for text that does not fit its tag
-            raise SettingError(f"line {event.start_mark.line + 1} has a tag (!), which settings do not need")
+            raise SettingError(f"line {event.start_mark.line + 1} has a tag (!), and settings must be plain values")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:

@@ -74,8 +74,8 @@ class Evaluate(Command):
         runs = [(each.folder, each.config) for each in members]
         splits = shared_splits(runs, data, for_test=split == "test") if own else data.splits
         if own and split == "val" and "val" not in splits:
-            raise RunError(f"{models} does not say which images of {data.name} it held out; evaluate the run that it "
-                           "was exported from, or name other images with `data`")  # fmt: skip
+            raise RunError(f"{models} does not record which images of {data.name} it held out; evaluate the run that "
+                           "it was exported from, or name other images with `data`")  # fmt: skip
         if split not in splits:
             raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(splits)}")
 
@@ -99,7 +99,7 @@ class Evaluate(Command):
             before, after = fitted["before"], fitted["after"]
             effect = (f"the cross-entropy goes from {before['cross_entropy']:.4f} to {after['cross_entropy']:.4f}, the "
                       f"calibration error from {before['calibration_error']:.4f} to {after['calibration_error']:.4f}"
-                      if fitted["wrong"] else "every answer is right, which leaves the probabilities as they "
+                      if fitted["wrong"] else "every answer is right, so the probabilities stay as they "
                       "are")  # fmt: skip
             say(f"temperature {fitted['temperature']:.3f}: on {fitted['images']} validation images {effect}")
         samples, classifier.tta = readable(split), self.tta

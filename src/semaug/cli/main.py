@@ -112,7 +112,7 @@ def _run(arguments: list[str]) -> int:
         command = _parse(arguments)
         check_ranges(command)
         if distributed.is_launched() and not command.distributed:
-            raise SettingError("several processes under torchrun are for semaug train only", on_all_ranks=True)
+            raise SettingError("only semaug train runs in several processes under torchrun", on_all_ranks=True)
         with Stop():
             command.run()
     except SemaugError as error:

@@ -52,7 +52,9 @@ class Predict(Command):
             from semaug.inference.calibration import choose_threshold
 
             if self.tta is not None:
-                raise SettingError("`reject` rests on answers without `tta`; leave out one of them")
+                raise SettingError(
+                    "`reject` and `tta` cannot be combined: the threshold holds for answers without `tta`"
+                )
             calibration = None if classifier.folder is None else read_calibration(classifier.folder)
             if calibration is None:
                 raise RunError(f"{self.model} is not calibrated; run semaug evaluate RUN --calibrate first")

@@ -60,5 +60,8 @@ class Serve(Command):
                 guide = open_classifier(self.model, device)
             if not app.is_loopback(self.host):
                 say(f"anyone who can reach {self.host} can use this page; there is no password")
-            print(f"{app.address(listening)} shows the {'page' if self.images else 'API'}; Ctrl-C ends it", flush=True)
+            print(
+                f"{app.address(listening)} shows the {'page' if self.images else 'API'}; Ctrl-C stops the server",
+                flush=True,
+            )
             app.run(app.application(guide, self.model.resolve().name, self.host), listening)

@@ -64,7 +64,7 @@ class Train(TrainConfig, Command):
                 print(yaml.safe_dump(config.resolve().to_json(), sort_keys=False, allow_unicode=True), end="")
             return
         if self.quiet and self.verbose:
-            raise SettingError("`quiet` and `verbose` exclude each other")
+            raise SettingError("`quiet` and `verbose` cannot be combined")
         refuse_ambiguity(self.data, self.data_root)
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere) if self.quiet else nullcontext():
             if self.dry_run:

@@ -93,7 +93,7 @@ def _read_named(layout: Layout, root: Path, download: bool, progress: ProgressCa
     if download and layout.archive is not None:
         fetch(layout.archive, root, progress)
         return layout.read(folders[0])
-    raise DataError(f"{layout.name} is not in {root}: download {layout.source} and unpack it as {folders[0]}")
+    raise DataError(f"the folder {root} has no {layout.name}: download {layout.source} and unpack it as {folders[0]}")
 
 
 def training_splits(

@@ -191,7 +191,7 @@ def _opened(file: BinaryIO, max_pixels: int) -> Image.Image:
     if max(image.size) > MAX_SIDE:
         raise OSError(f"it has a side of more than {MAX_SIDE} pixels")
     if pixels > max(LARGE_PIXELS, size * PIXELS_PER_BYTE):
-        raise OSError(f"it has {pixels} pixels in {size} bytes, as only a decompression bomb has")
+        raise OSError(f"it has {pixels} pixels in {size} bytes, like a decompression bomb")
     is_jpeg = image.format in ("JPEG", "MPO") or tags.get(259) in (6, 7)  # or a TIFF file with JPEG inside
     if is_jpeg and pixels * _count(file, b"\xff\xda") > MAX_SCANNED_PIXELS:
         raise OSError("it has too many scans")

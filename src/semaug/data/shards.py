@@ -97,12 +97,12 @@ def write_shards(data: DataSet, folder: Path, per_shard: int = 1000, progress: P
 
 
 def _claim(folder: Path, plan: dict[str, Any]) -> None:
-    """Check that the folder is empty, or holds the beginning of the same shards."""
+    """Check that the folder is empty, or holds unfinished shards of the same images."""
     if (folder / MANIFEST).exists():
         raise SettingError(f"{folder} already holds shards")
     if (folder / UNFINISHED).is_file():
         if read_json(folder / UNFINISHED) != plan:
-            raise SettingError(f"{folder} holds the beginning of shards of other images; choose another `folder`")
+            raise SettingError(f"{folder} holds unfinished shards of other images; choose another `folder`")
     elif folder.exists() and any(folder.iterdir()):
         raise SettingError(f"{folder} is not empty; choose another `folder`")
     folder.mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,7 @@ def split_data(
     """Divide the images of a data set into train, val and test, stratified by class.
 
     Args:
-        data: A data set of image files. Its test split, if it has one, stays as it is.
+        data: A data set of image files. Its test split, if it has one, is not changed.
         val_fraction: Share of validation images; from 0, below 1.
         test_fraction: Share of test images. Default: 0.2, or 0 if there is a test split.
         group_by: ``"folder"``, or a column of the table: images of one folder, or with the same value, stay together.
@@ -100,14 +100,14 @@ def split_data(
         DataError: The images are not files, or cannot be grouped so.
     """
     if "test" in data.splits and test_fraction:
-        raise SettingError(f"{data.name} has a test split, which stays as it is; leave out `test_fraction`")
+        raise SettingError(f"{data.name} has a test split, which is not changed; leave out `test_fraction`")
     if test_fraction is None:
         test_fraction = 0.0 if "test" in data.splits else 0.2
     if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1 and val_fraction + test_fraction < 1):
         raise SettingError("`val_fraction` and `test_fraction` must be at least 0, and their sum below 1")
     stored = read_groups(table, group_by) if table is not None and group_by not in (None, "folder") else {}
     if group_by not in (None, "folder") and table is None:
-        raise DataError(f"{data.name} is no table with a column {group_by}; `group_by` must be folder")
+        raise DataError(f"{data.name} is not a table with a column {group_by}; `group_by` must be folder")
     rows: list[SplitRow] = []
     for split, samples in data.splits.items():
         if not isinstance(samples, ImageFiles):

@@ -179,6 +179,6 @@ def choose_threshold(calibration: Calibration, error: float) -> Rejection:
     is_last = np.append(confidence[1:] < confidence[:-1], True)  # of equal confidences, which are accepted together
     reached = np.flatnonzero(is_last & (wrong <= error * np.arange(1, len(wrong) + 1) + 1e-9))
     if len(reached) == 0:
-        raise SettingError(f"on the validation images even the surest answers are wrong in more than {percent(error)}")
+        raise SettingError(f"of the validation answers even the most confident are wrong in more than {percent(error)}")
     last = int(reached[-1])
     return Rejection(float(confidence[last]), len(confidence), last + 1, int(wrong[last]))

@@ -74,7 +74,7 @@ def verify(folder: Path, *names: str) -> None:
         if name not in files:
             raise RunError(f"{folder / NAME} has no checksum for {name}: another program has added it")
         if checksum(folder / name) != files[name]:
-            raise RunError(f"{folder / name} is damaged or was changed: its checksum is not that in {NAME}")
+            raise RunError(f"{folder / name} is damaged or was changed: its checksum is not the one in {NAME}")
 
 
 def damage(folder: Path, *, weights: bool = True) -> str | None:

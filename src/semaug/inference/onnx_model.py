@@ -77,7 +77,7 @@ class OnnxModel(nn.Module):
         except Exception as error:  # protobuf and ONNX Runtime have exceptions of their own
             raise ModelError(f"{file} cannot be read as ONNX: {_reason(error)}") from error
         if len(inputs) != 1:
-            raise ModelError(f"{file} has {len(inputs)} inputs, and not the images alone")
+            raise ModelError(f"{file} has {len(inputs)} inputs; a classifier has one, the images")
         self.input = inputs[0]
         self._try(torch.randn(2, 3, crop, crop, generator=torch.Generator().manual_seed(0)))
 

@@ -135,7 +135,7 @@ def read_description(folder: Path) -> Description:
     try:
         preprocessing = Preprocessing.from_json(config["preprocessing"])
     except TypeError as error:  # unknown keys
-        raise RunError(f"{file} does not describe how images are prepared for the network") from error
+        raise RunError(f"{file} does not describe the preprocessing of images") from error
     verify(folder, "config.json", "classes.json")
     return Description(config["model"], tuple(classes), preprocessing, config)
 
@@ -194,7 +194,7 @@ def read_run_dataset(folder: Path | None, config: Mapping[str, Any], root: Path 
         DataError: The data set is missing, damaged or incomplete.
     """
     if config.get("data") is None:
-        raise RunError(f"{folder or 'the run'} does not say what it was trained on; name the images with `data`")
+        raise RunError(f"{folder or 'the run'} does not record its training data; name the images with `data`")
     base = folder / config["base"] if folder is not None and "base" in config else Path()
 
     name, stored = config["data"], config.get("data_root")

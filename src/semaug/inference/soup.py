@@ -104,7 +104,7 @@ def _common_data(members: Sequence[Classifier]) -> tuple[DataSet, dict[str, Samp
         if (member.classes, own) != (first.classes, other):
             raise RunError(f"{member.folder} and {first.folder} do not have the same classes and image sizes")
         if member.config.get("select", "val") != "val" or "run" not in member.config:
-            raise RunError(f"{member.folder} held out no validation images, by which a soup is chosen")
+            raise RunError(f"{member.folder} held out no validation images, which a soup needs")
     data = read_run_dataset(first.folder, first.config)
     return data, shared_splits([(member.folder, member.config) for member in members], data)
 

@@ -67,7 +67,7 @@ class LearnableAugmentation:
             the parameters' ``.grad`` is None after it.
 
     Raises:
-        ValueError: If an option is out of range, options exclude each other, the model has no linear head, or optimiser
+        ValueError: If an option is out of range, options cannot be combined, the model has no linear head, or optimiser
             or source belong to another model.
 
     >>> import torch, semaug
@@ -112,7 +112,7 @@ class LearnableAugmentation:
         _check_choice("engine", engine, Engine)
         _check_choice("pseudo", pseudo, PseudoUpdate)
         if pseudo == "local" and order == "pipelined":
-            raise ValueError("pseudo='local' excludes order='pipelined', where the real update is the pseudo update")
+            raise ValueError("pseudo='local' does not work with order='pipelined': the pseudo update is the real one")
         for option, value in (("interval", interval), ("micro_batch", 1 if micro_batch is None else micro_batch)):
             if value < 1 or value != int(value):
                 raise ValueError(f"{option} must be a whole number of at least 1, not {value}")
@@ -124,13 +124,13 @@ class LearnableAugmentation:
             frozen_blocks = 0  # there is no pseudo update
         self.network = _as_network(model, frozen_blocks, sync_batch_norm)
         if pseudo == "local" and self.network.sync_batch_norm:
-            raise ValueError("pseudo='local' excludes sync_batch_norm")
+            raise ValueError("pseudo='local' does not work with sync_batch_norm")
         if class_weights is not None and class_weights.shape != (self.network.num_classes,):
             raise ValueError(f"need {self.network.num_classes} class_weights, not {tuple(class_weights.shape)}")
         if class_weights is not None and not bool(((class_weights >= 0) & class_weights.isfinite()).all()):
             raise ValueError("class_weights must be finite numbers ≥ 0")
         if class_weights is not None and self.network.composite is not None:
-            raise ValueError("class_weights are for plain networks: the other losses of a composite model have none")
+            raise ValueError("class_weights do not work with a composite model: its other losses have no weights")
         self.source = (source or CovNet(self.network.feature_dim)).to(self.network.head.weight.device)
         _check_source(self.source, self.network)
         for module in (self.network.model, self.source):
@@ -287,7 +287,7 @@ class LearnableAugmentation:
             ValueError: If it is another state.
         """
         if missing := self.state_dict().keys() - state.keys():
-            raise ValueError(f"this is no state of {type(self).__name__}: it lacks {', '.join(sorted(missing))}")
+            raise ValueError(f"this is not a state of {type(self).__name__}: it lacks {', '.join(sorted(missing))}")
         self.source.load_state_dict(state["source"])
         if self.meta_optimizer is not None:
             load_optimizer_state(self.meta_optimizer, state["meta_optimizer"])

@@ -218,9 +218,9 @@ class _MixingLearner(LearnableAugmentation):
         super().__init__(model, optimizer, source, *args, **options)
         name = type(self).__name__
         if self.executor.learns_source:
-            raise ValueError(f"{name} has no meta loop, and the source of Σ has parameters to learn; give another one")
+            raise ValueError(f"{name} has no meta loop to learn the parameters of the source of Σ; choose another")
         if self.network.composite is not None:
-            raise ValueError(f"{name} does not go with a composite model, whose other losses need class indices")
+            raise ValueError(f"{name} does not work with a composite model, whose other losses need class indices")
         if self.network.is_compiled and not self._compilable:
             raise ValueError(f"{name} changes what the network computes in every half step; leave out `compile`")
         if self.executor.micro_batch == 1:

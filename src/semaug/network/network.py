@@ -117,9 +117,9 @@ class Network:
         has_sync = any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules())
         sync_batch_norm = sync_batch_norm or (has_sync and distributed.is_running())
         if compile is not None and composite is not None:
-            raise ValueError("compile does not go with a composite model, whose pass is more than a call")
+            raise ValueError("compile does not work with a composite model, whose pass is more than a call")
         if compile is not None and sync_batch_norm:
-            raise ValueError("compile does not go with sync_batch_norm: the ranks communicate in the middle of a pass")
+            raise ValueError("compile does not work with sync_batch_norm: the ranks communicate within a pass")
         self.composite = composite
         self.sync_batch_norm = sync_batch_norm
         self.head_name, self.head = find_head(self.model, head)

@@ -133,10 +133,10 @@ class Comparison:
         size = f"{split.images} {which} images (one image is {100 / split.images:.2g} points)"
         lines = [
             f"Differences are to {self.results[0].arm.title} on the same network, in points, over the seeds that both "
-            "have, ± the standard error of their mean. p is that of a two-sided paired t test, from three seeds on.",
+            "have, ± the standard error of their mean. p is that of a two-sided paired t test; it needs three seeds.",
             f"Top-1 is that of the last epoch on the {size}."
             if select == "last"
-            else f"Top-1 is that of the best epoch on the {size}, which also chose the epoch.",
+            else f"Top-1 is that of the best epoch on the {size}; the epoch was chosen on the same images.",
         ]
         if select == "test":
             lines.append("The accuracies are therefore too high.")
@@ -336,8 +336,8 @@ def _write_report(page: Path, plan: Sequence[TrainConfig], split: ValidationSpli
     finished = [run for run in (required(run.output) for run in plan) if is_complete(run, weights=False)]
     if 0 < len(finished) <= _MOST_REPORTED:
         write_report(finished, page)
-        scores = ", and its scores are those of the test split" if split.test else ""
-        return f"{page.name} shows each run. What it says about the best run holds for one seed{scores}."
+        scores = ", by their scores on the test split" if split.test else ""
+        return f"{page.name} shows each run. It compares single runs, each of one seed{scores}."
     refuse_edited(page)
     page.unlink(missing_ok=True)  # that of an earlier comparison
     return (

@@ -1,4 +1,4 @@
-"""Checks during training: breakdown, BatchNorm over a single value, a CovNet that is not learning."""
+"""Checks during training: divergence, BatchNorm over a single value, a CovNet that is not learning."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class FiniteCheck:
 
 
 def breakdown(metrics: Sequence[Mapping[str, Any]], classes: int, images: int, chance: float) -> str | None:
-    """Describe how training has broken down, from the metrics of all epochs; None if it has not.
+    """Describe how training has diverged, from the metrics of all epochs; None if it has not.
 
     It has if the last epoch has lost nine tenths of what had been learned, or if the loss has exploded in two epochs in
     a row at the accuracy of guessing: a network can recover from a peak within one.
@@ -75,8 +75,8 @@ def refuse_single_values(model: nn.Module) -> None:
     def check(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if layer.training and inputs[0].numel() == inputs[0].shape[1]:
             raise TrainingError(
-                "BatchNorm has nothing to average over: one image at a time passes through the network, and one pixel "
-                "of it is left; give a larger `batch_size`, `micro_batch` or `crop`"
+                "BatchNorm needs more than one value per channel: a pass has one image, whose feature map is a single "
+                "pixel; give a larger `batch_size`, `micro_batch` or `crop`"
             )
 
     for layer in model.modules():

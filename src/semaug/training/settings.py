@@ -238,7 +238,7 @@ class TrainConfig:
                     "`crop_scale`, `drop_path`, `layer_decay`, and a `recipe` that sets them"
                 )
         if method.composite is not None and self.layer_decay != 1:
-            raise SettingError("`layer_decay` does not go with P2P-Net, which has two learning rates of its own")
+            raise SettingError("`layer_decay` does not work with P2P-Net, which has two learning rates of its own")
         if self.select == "last" and self.patience is not None:
             raise SettingError("`patience` needs a validation split; `select` last has none")
         if self.best_of_test and self.select != "last":
@@ -248,7 +248,7 @@ class TrainConfig:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How images are prepared."""
+        """The preprocessing of images."""
         sizes, (mean, std) = (required(self.resize), required(self.crop)), NORMALIZATIONS[required(self.normalize)]
         return Preprocessing(*sizes, self.shape, mean, std, required(self.padding), self.crop_scale)
 

@@ -391,7 +391,7 @@ class Trainer:
         self.run.wait()
         name = next(name for name, value in numbers.items() if not math.isfinite(value))
         raise TrainingError(
-            f"training broke down in epoch {self.state.epoch + 1}, step {step + 1} of {self._batches.steps} "
+            f"training diverged in epoch {self.state.epoch + 1}, step {step + 1} of {self._batches.steps} "
             f"({name.replace('_', ' ')} {numbers[name]}); the state before that step is saved in {self.run.folder}; "
             "with another `output`, try a smaller `lr`, a `clip_norm` of 5 or a smaller `strength`",
             on_all_ranks=True,
@@ -410,7 +410,7 @@ class Trainer:
             good = f"{self.run.folder} has the model of epoch {state.best_epoch}, {scores}"
         smaller = "a smaller `strength` or a smaller `lr`" if METHODS[self.config.method].augments else "a smaller `lr`"
         raise TrainingError(
-            f"training broke down in epoch {state.epoch}: {reason}; {good}; with another `output`, try {smaller}",
+            f"training diverged in epoch {state.epoch}: {reason}; {good}; with another `output`, try {smaller}",
             on_all_ranks=True,
         )
 

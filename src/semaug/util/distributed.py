@@ -133,7 +133,7 @@ def _meet() -> Any:
     if isinstance(store, Exception):
         total, place = os.environ["WORLD_SIZE"], f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise TrainingError(
-            f"not all of the {total} processes have met at {shown(place)} within {START_SECONDS} seconds; "
+            f"not all of the {total} processes connected to {shown(place)} within {START_SECONDS} seconds; "
             "start all of them, by torchrun"
         ) from store
     return store

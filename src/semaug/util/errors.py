@@ -21,7 +21,7 @@ class SemaugError(Exception):
 
 
 class SettingError(SemaugError):
-    """A setting is out of range, or two settings exclude each other."""
+    """A setting is out of range, or two settings cannot be combined."""
 
 
 class DataError(SemaugError):

@@ -76,7 +76,9 @@ def refuse_foreign(path: Path, *beginnings: bytes | re.Pattern[bytes], beside: I
                 return
     for each in (path, *beside):
         if each.is_file() and each.stat().st_size:
-            raise FileError(f"{each} exists and is something else, which would be lost; move it, or write elsewhere")
+            raise FileError(
+                f"{each} exists and is another kind of file, which would be lost; move it, or write elsewhere"
+            )
 
 
 def write_page(path: Path, text: str) -> None:
@@ -105,7 +107,7 @@ def refuse_edited(*paths: Path) -> None:
             continue
         content, mark, end = read_bytes(path, MAX_PAGE_BYTES).rpartition(_SEAL)
         if mark + end != _seal(content):
-            what = "was edited, and the notes in it" if mark else "exists and is something else, which"
+            what = "was edited, and the notes in it" if mark else "exists and is another kind of file, which"
             raise FileError(f"{path} {what} would be lost; move it, or write elsewhere")
 
 

@@ -49,7 +49,7 @@ def run_images(classifier: Classifier, split: Literal["train", "evaluation"] = "
     splits = splits_of_run(classifier.folder, config, data)
     name = "train" if split == "train" else "test" if "test" in splits else "val"
     if name not in splits:
-        raise RunError(f"{classifier.folder} does not say which images it held out; use the run that it is from")
+        raise RunError(f"{classifier.folder} does not record which images it held out; use the run that was exported")
     samples = splits[name]
     if config.get("on_bad_image") == "skip":
         # without the cache that the settings name: a run of unknown origin must not choose what is read and written
