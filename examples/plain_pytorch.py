@@ -30,7 +30,7 @@ def main() -> None:
     model = build_model("small", SPECIES, 64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
-    learner = semaug.LearnableAugmentation(model, optimizer)  # the strength λ sets itself
+    learner = semaug.LearnableAugmentation(model, optimizer)  # with the automatic strength λ
     loader = DataLoader(birds("train", PER_SPECIES), batch_size=50, shuffle=True, drop_last=True)
     test = DataLoader(birds("test", PER_SPECIES // 4), batch_size=50)
     scores = MetricCollection([MulticlassAccuracy(SPECIES, average="micro"), MulticlassCalibrationError(SPECIES)])
