@@ -1,4 +1,4 @@
-"""The command line: one module for each command, named like it; `main` dispatches, `common` is what they share.
+"""The command line: one module for each command, with its name; `main` dispatches, `common` has shared parts.
 
 Only this package knows flags, exit codes and how errors are printed. The library's errors name settings in backticks.
 """

@@ -1,4 +1,4 @@
-"""What the commands share: their base class, the choice of a device, and flags in messages."""
+"""Shared parts of the commands: their base class, the choice of a device, and flags in messages."""
 
 import re
 import shlex

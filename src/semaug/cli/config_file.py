@@ -24,7 +24,7 @@ _BOOLEANS = yaml.SafeLoader.bool_values  # by their words in lower case: yes, no
 
 
 class _Null(str):
-    """What YAML calls null, as it is written: nothing, ~ or null."""
+    """A null of YAML as it is written in the file: nothing, ~ or null."""
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types

@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _prepare_process() -> None:
-    """Make up for what a shell may lack: an encoding, standard streams, and a terminal wide enough for the help."""
+    """Set up what a shell may lack: UTF-8, standard streams, and a terminal wide enough for the help."""
     if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
         os.environ["PYTHONUTF8"] = "1"  # otherwise names that are not ASCII could be neither read nor printed
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -176,7 +176,7 @@ def _wrapped_help() -> Iterator[None]:
 
 @contextmanager
 def _printable_errors() -> Iterator[None]:
-    """What tyro prints about options with escape sequences cannot control the terminal."""
+    """Remove escape sequences from the messages of tyro, which could control the terminal."""
     errors = io.StringIO()
     try:
         with redirect_stderr(errors):

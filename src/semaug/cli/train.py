@@ -79,7 +79,7 @@ class Train(TrainConfig, Command):
 
 
 def _rehearse(config: TrainConfig) -> None:
-    """Print what a run would train, after checks of data, space and network that take seconds."""
+    """Print the plan of a run, after checks of data, space and network that take seconds."""
     import torch
 
     from semaug.data.cache import check_free_space

@@ -108,7 +108,7 @@ def numbered(path: Path) -> dict[int, str]:
 
 
 def leads_out(name: str) -> bool:
-    """Whether a path written by a stranger could, on any system, lead out of the folder that it is put into."""
+    """Whether an untrusted path could, on any system, lead out of the folder that it is joined to."""
     path = PureWindowsPath(name)  # knows both kinds of slash, and drives
     return bool(path.anchor) or ".." in path.parts
 

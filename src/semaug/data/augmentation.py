@@ -28,7 +28,7 @@ Image i is mixed with image i - 1, in the same way for all images, as torchvisio
 
 @dataclass(frozen=True)
 class ImageTransforms:
-    """How a method changes training images, besides crop and flip.
+    """How a method changes training images, in addition to crop and flip.
 
     Args:
         on_crops: Applied to the crops, uint8.
@@ -142,7 +142,7 @@ def random_erasing(images: Tensor, rows: Tensor | slice = slice(None), total: in
 
 
 def _rectangles(count: int, height: int, width: int) -> Tensor:
-    """Top, left, height and width (4, count) of what to erase; all 0 if nothing is.
+    """Top, left, height and width (4, count) of the rectangles to erase; all 0 for an image that stays whole.
 
     A rectangle that does not fit is drawn again, at most ten times.
     """

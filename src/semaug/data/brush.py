@@ -208,7 +208,7 @@ def paint(
     opacity: float = 1.0,
     soft: float = 1.0,
 ) -> None:
-    """Paint a shape on a canvas, in place; paint covers what is below it, traits included.
+    """Paint a shape on a canvas, in place; it covers everything below, traits included.
 
     Args:
         canvas: Float32 (3 + traits, H, W): colours, then the visibility of each trait.
@@ -295,7 +295,7 @@ def perch(canvas: Array, dice: Dice, feet: Frame) -> None:
 
 
 def foreground(canvas: Array, dice: Dice, whole: Frame) -> None:
-    """Paint what is in front of the bird: some leaves, sometimes a twig."""
+    """Paint the foreground: some leaves, sometimes a twig."""
     if dice.random() < 0.3:
         ends = (dice.between(0, 1), -0.05), (dice.between(0, 1), 1.05)
         paint(canvas, whole, taper(*ends, 0.012, 0.02), dice.pick(_BARKS))

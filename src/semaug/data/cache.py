@@ -221,7 +221,7 @@ def note_use(file: Path, data: str) -> None:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """List what a cache holds, the largest first."""
+    """List the entries of a cache, the largest first."""
     files: dict[str, list[Path]] = {}
     for file in folder.iterdir() if folder.is_dir() else ():
         if match := re.fullmatch(r"([0-9a-f]{32})\..*(?<!\.lock)", file.name):

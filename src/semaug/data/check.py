@@ -1,4 +1,4 @@
-"""A report on a data set before training: its sizes, and what is wrong with it."""
+"""A report on a data set before training: its sizes and its problems."""
 
 import dataclasses
 import hashlib

@@ -24,7 +24,7 @@ TIMEOUT_SECONDS = 60
 RETRY_SECONDS = 0.5
 MAX_BYTES = 2**38
 MAX_FILES = 5_000_000
-"""Limits of what an archive may hold; ImageNet has a half and a quarter of them."""
+"""Limits of the contents of an archive; ImageNet has a half of the bytes and a quarter of the files."""
 MAX_HEADER_BYTES = 8192
 """Limit of a header with a long name, which is read whole; before Python 3.11.10, the time to read one of digits grows
 with the square of its size (CVE-2024-6232)."""
@@ -133,7 +133,7 @@ def _transfer_all(archive: Archive, part: Path, progress: ProgressCallback | Non
 
 
 def _transfer(archive: Archive, part: Path, start: int, progress: ProgressCallback | None) -> None:
-    """Request what follows the first `start` bytes; raises ConnectionError if the answer ends too early."""
+    """Request the bytes after the first `start`; raises ConnectionError if the answer ends too early."""
     request = urllib.request.Request(archive.url, headers={"User-Agent": "semaug", "Accept-Encoding": "identity"})
     if start:
         request.add_header("Range", f"bytes={start}-")

@@ -73,7 +73,7 @@ def holds_saved(folder: Path) -> bool:
 
 
 def read_saved(folder: Path) -> DataSet:
-    """Read what `save_to_disk` wrote; raises DataError if it is damaged, MissingPackageError without pyarrow."""
+    """Read a folder of `save_to_disk`; raises DataError if it is damaged, MissingPackageError without pyarrow."""
     parts = [("train", folder)]
     if (folder / "dataset_dict.json").is_file():
         named: _Splits = read_json(folder / "dataset_dict.json", _Splits)

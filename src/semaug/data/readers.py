@@ -17,7 +17,7 @@ from semaug.util.names import shown
 from semaug.util.progress import ProgressCallback
 
 KNOWN = {layout.name: layout for layout in LAYOUTS if layout.folders}
-"""The named data sets, besides "birds"."""
+"""The named data sets except "birds"."""
 
 
 def read_data(
@@ -58,7 +58,7 @@ def read_data(
 
 
 def refuse_ambiguity(data: str, root: Path | None = None) -> None:
-    """Stop if what a user typed is the name of a data set and also that of another folder.
+    """Raise an error if an argument is the name of a data set and also that of another folder.
 
     Args:
         data: Name of a data set, or a path; "./birds" is never a name.

@@ -163,7 +163,7 @@ def _loaded(source: Path | BinaryIO, what: str, max_pixels: int) -> Image.Image:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why an image cannot be read, on one line and without its path, from what a loader raised."""
+    """Why an image cannot be read, on one line and without its path, from the error of a loader."""
     cause: BaseException = error
     while isinstance(cause, SemaugError) and cause.__cause__ is not None:
         cause = cause.__cause__

@@ -189,7 +189,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def parquet_fault(metadata: Any, size: int) -> str | None:
-    """What forbids to read a Parquet file of `size` bytes, a few of which can stand for any number of rows; or None."""
+    """Why a Parquet file of `size` bytes is refused, or None. A few bytes can stand for any number of rows."""
     rows = metadata.num_rows
     if rows > min(_MAX_ROWS, size):
         return f"has {rows} rows in {size} bytes, more than are allowed"

@@ -1,6 +1,6 @@
-"""Calibration: probabilities that say how often an answer is right, and when to give none.
+"""Calibration: probabilities that match the share of right answers, and the rejection of uncertain answers.
 
-A network that fits its training images is too sure of its answers. One number, the temperature T, corrects that: the
+A network that fits its training images is overconfident. One number, the temperature T, corrects this: the
 probabilities become ``softmax(logits / T)``, with T such that the cross-entropy on the validation images is smallest
 (Guo et al., ICML 2017). The order of the classes, and so the accuracy, stays the same.
 
@@ -137,7 +137,7 @@ def _reliability(log_probabilities: Tensor, labels: Tensor) -> Reliability:
 
 @dataclass(frozen=True)
 class Rejection:
-    """The confidence from which answers are accepted, and what it does on the validation images."""
+    """The confidence from which answers are accepted, and its effect on the validation images."""
 
     threshold: float
     images: int

@@ -1,4 +1,4 @@
-"""Features of images under a network, to compare images by what they show."""
+"""Features of images under a network, to compare images by content."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -103,7 +103,7 @@ def _check_labels(labels: Tensor, classes: int) -> None:
 
 
 def _image_scores(log_probabilities: Tensor, labels: Tensor) -> Tensor:
-    """What the scores need of each image, (N, 4) in fp64, however many classes there are.
+    """The per-image values from which all scores are computed, (N, 4) in fp64, for any number of classes.
 
     The most probable class, its probability (NaN if an output is not finite), the rank of the true class (0 for the
     most probable), and the logarithm of the probability of the true class, in which nothing underflows.

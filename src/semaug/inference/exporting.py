@@ -215,7 +215,7 @@ def _write_onnx(model: nn.Module, inputs: Tensor, folder: Path, classes: int) ->
 
 
 def _remove_traces(file: Path) -> None:
-    """Remove what the exporter notes of its own work: lines of source code, with paths of this machine."""
+    """Remove the exporter's debugging notes: lines of source code, with paths of this machine."""
     onnx = importlib.import_module("onnx")
     model = onnx.load_model_from_string(read_bytes(file, MAX_ONNX_BYTES))
     for part in (model, model.graph, *model.graph.node):
@@ -246,7 +246,7 @@ def _build_options(classifier: Classifier) -> dict[str, int]:
 
 
 def _hub_settings(classifier: Classifier, options: dict[str, int]) -> dict[str, Any]:
-    """What timm reads from config.json; it ignores the settings of semaug beside it."""
+    """The entries of config.json that timm reads; it ignores the settings of semaug beside them."""
     from timm.models import is_model
 
     model, name, p = classifier.model, classifier.name.rpartition("/")[2], classifier.preprocessing

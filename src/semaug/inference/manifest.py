@@ -1,6 +1,6 @@
 """Checksums and identity of a run directory or an exported folder, in its manifest.json.
 
-The checksums show damage and mistakes. They are no signature: whoever changes a file can change them too.
+The checksums show damage and mistakes. They are not signatures: anyone who changes a file can change them too.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ def verify(folder: Path, *names: str) -> None:
 
 
 def damage(folder: Path, *, weights: bool = True) -> str | None:
-    """What is wrong with the files of a complete run, in one sentence; None if nothing.
+    """Describe damage to the files of a complete run in one sentence; None if they are intact.
 
     Args:
         folder: The run directory.

@@ -1,4 +1,4 @@
-"""Images with their predictions, and where the network looks, small enough to be part of a report."""
+"""Small images with predictions and class-activation maps, for a report."""
 
 import base64
 import io
@@ -50,7 +50,7 @@ def overlay(picture: Pixels, class_map: Tensor, most: float) -> Pixels:
 
 
 def class_overlays(classifier: Classifier, pixels: Tensor, labels: Tensor) -> list[list[Pixels]]:
-    """Draw what speaks for some classes in each image, over the crop that the network sees.
+    """Draw class-activation maps of some classes over the crop that the network sees, for each image.
 
     Args:
         classifier: The classifier.
@@ -85,7 +85,7 @@ def sample_pictures(
 
     Returns:
         The first wrong and then the first right predictions, each with its image as a data URI. The wrong ones also
-        show what speaks for the predicted class, under "map", if the network has a feature map.
+        have a class-activation map of the predicted class, under "map", if the network has a feature map.
     """
     chosen = random.Random(seed).sample(range(len(samples)), min(tried, len(samples)))
     pictures: dict[bool, list[dict[str, Any]]] = {False: [], True: []}

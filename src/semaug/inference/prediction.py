@@ -46,7 +46,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Summary:
-    """What :func:`write` has written."""
+    """Counts of the rows that :func:`write` has written."""
 
     count: int  # of files
     failed: int  # number of files that cannot be read

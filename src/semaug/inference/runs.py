@@ -105,7 +105,7 @@ class Calibration(TypedDict):
 
 
 class Description(NamedTuple):
-    """What a run directory or an exported folder states about its network."""
+    """Description of a network in a run directory or an exported folder."""
 
     name: str  # of the architecture
     classes: tuple[str, ...]  # in the order of the outputs

@@ -1,4 +1,4 @@
-"""Greedy soups: average the weights of runs as long as the average validates better (Wortsman et al., ICML 2022)."""
+"""Greedy soups: average the weights of runs, adding each that improves validation (Wortsman et al., ICML 2022)."""
 
 import copy
 import os

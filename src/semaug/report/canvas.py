@@ -1,4 +1,4 @@
-"""What all charts share: colours and markers of series, axes in inches, and figures as SVG or PNG."""
+"""Shared parts of all charts: colours and markers of series, axes in inches, and figures as SVG or PNG."""
 
 import io
 import itertools

@@ -23,7 +23,7 @@ _PICTURE = re.compile(r"data:image/(jpeg|png);base64,[A-Za-z0-9+/]+=*")
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """The contents of a run directory; what is missing is empty."""
+    """The contents of a run directory; missing files are empty."""
 
     path: Path
     label: str  # name in legends and tables

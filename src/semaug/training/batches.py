@@ -107,7 +107,7 @@ class Batches:
     Args:
         images: Images of the training split.
         samples: The training split, for its labels and shards.
-        transforms: Transforms of the method, besides cropping and flipping.
+        transforms: Transforms of the method, in addition to cropping and flipping.
         config: Resolved settings of the run.
         loader: Loads pixels.
 

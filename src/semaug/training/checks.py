@@ -85,7 +85,7 @@ def refuse_single_values(model: nn.Module) -> None:
 
 
 def covnet_warning(source: nn.Module, metrics: Sequence[Mapping[str, Any]]) -> str | None:
-    """Describe what is wrong with a CovNet, from the metrics of all epochs; None if nothing, or for other sources."""
+    """Describe the failure of a CovNet, from the metrics of all epochs; None if it learns, or for other sources."""
     if not isinstance(source, CovNet):
         return None
     last = metrics[-1]

@@ -1,4 +1,4 @@
-"""The table of recipes: named defaults of training settings, each with what to expect of it.
+"""The table of recipes: named defaults of training settings, each with the accuracy to expect.
 
 A setting that the user gives overrides the recipe's. A run stores the resolved settings, so a later change of a recipe
 does not change it.

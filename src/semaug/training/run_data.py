@@ -1,4 +1,4 @@
-"""The images of a training run: read the data set, check it, and decode what training needs."""
+"""The images of a training run: read the data set, check it, and decode the images."""
 
 import os
 from collections import Counter

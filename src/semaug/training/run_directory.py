@@ -189,7 +189,7 @@ class RunDirectory:
 
     @property
     def _identity(self) -> str:
-        """What the checkpoints of this run, on these data, are marked with."""
+        """The mark in the checkpoints of this run on these data."""
         return f"{self._run}-{self._data[:16]}"
 
     def _check_place(self) -> None:

@@ -40,7 +40,7 @@ Value = TypeVar("Value")
 
 
 Freeze = int | Literal["all"]
-"""What is not trained: the stem and the first N blocks, or all but the head."""
+"""The frozen part of the network: the stem and the first N blocks, or all but the head."""
 
 
 def required(value: Value | None) -> Value:

@@ -1,4 +1,4 @@
-"""Progress of a training run: what a checkpoint holds besides network, optimisers and random states."""
+"""Progress of a training run, stored in a checkpoint beside network, optimisers and random states."""
 
 import math
 from collections.abc import Iterable, Mapping

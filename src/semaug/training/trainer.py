@@ -353,7 +353,7 @@ class Trainer:
         self.state = TrainingState.from_checkpoint(content)
 
     def _snapshot(self) -> dict[str, Any]:
-        """Copy all that a checkpoint holds besides the progress, when the checkpoint before is written."""
+        """Copy the contents of a checkpoint except the progress, once the previous checkpoint is written."""
         self.run.wait()
         self.optimization.average_buffers()
         optimization = self.optimization
@@ -398,7 +398,7 @@ class Trainer:
         )
 
     def _raise_if_broken_down(self) -> None:
-        """Stop a run that has learned and lost it; the same command does not train on, as its metrics are saved."""
+        """Stop a run that has diverged. Its metrics are saved, so the same command stops again."""
         state = self.state
         reason = breakdown(state.metrics, len(self.data.classes), self._batches.images, self._chance)
         if reason is None:

@@ -25,11 +25,11 @@ class SettingError(SemaugError):
 
 
 class DataError(SemaugError):
-    """A data set, table, archive or image is missing, damaged or not what it should be."""
+    """A data set, table, archive or image is missing, damaged or of the wrong form."""
 
 
 class ModelError(SemaugError):
-    """A network, its weights or an exported model is missing, damaged or not what it should be."""
+    """A network, its weights or an exported model is missing, damaged or of the wrong form."""
 
 
 class RunError(SemaugError):
@@ -52,5 +52,5 @@ _NO_MEMORY = ("allocate memory", "out of memory", "start new thread", "failed to
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that the system has no more memory; libraries have no class in common for it."""
+    """Whether an error reports a lack of memory; libraries have no common class for it."""
     return isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY)

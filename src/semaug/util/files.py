@@ -82,7 +82,7 @@ def refuse_foreign(path: Path, *beginnings: bytes | re.Pattern[bytes], beside: I
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page for people, atomically, with a comment at its end that shows later whether it was edited.
+    """Write a page atomically, with a checksum at its end that later shows whether a user has edited it.
 
     Args:
         path: The file.

@@ -62,7 +62,7 @@ def class_titles(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def folded(name: str) -> str:
-    """What names share that differ only in case, spaces, zeros before or after a number, or how Unicode stores them.
+    """A key that is equal for names that differ only in case, spaces, zeros around a number, or Unicode form.
 
     >>> folded("Blue_Jay ") == folded("blue jay"), folded("01") == folded("1.0")
     (True, True)

@@ -1,4 +1,4 @@
-"""What is declared beside a setting: its range, its group in the help, and whether it identifies a run.
+"""Declarations of a setting: its range, its group in the help, and whether it identifies a run.
 
 The range is in the type: ``lr: Positive``, or ``momentum: Annotated[float, Range(0, below=1)]``. The rest is in the
 default: ``lr: Positive = setting(0.1, "schedule")``. The checks of settings and of JSON files, the help of the command

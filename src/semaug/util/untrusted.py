@@ -127,7 +127,7 @@ def read_json_lines(path: Path, form: Any = object) -> list[Any]:
 
 
 def _fault(value: Any, form: Any, place: str) -> str | None:
-    """What is wrong with a JSON value, or None.
+    """Describe how a JSON value differs from a form; None if it does not.
 
     Forms are ``object`` (anything), ``str``, ``bool``, ``int`` (of 64 bits), ``float`` (finite; also an integer), None,
     ``list[X]``, ``tuple[X, Y]``, ``dict[str, X]``, ``Literal``, unions, TypedDict and dataclasses, which ignore further

@@ -13,7 +13,7 @@ from semaug.util.files import refuse_edited, refuse_foreign, write_atomically, w
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with what it shows and what was measured."""
+    """A picture with its caption and its measurements."""
 
     name: str  # of its files
     title: str

@@ -53,7 +53,7 @@ class Guide:
             pixels: The image, resized as by the classifier's preprocessing.
 
         Returns:
-            In plain types: the most probable classes, what speaks for the first as a data URI (None for a network
+            In plain types: the most probable classes, the map of the first as a data URI (None for a network
             without a feature map), and the nearest training images, classes and images also for each direction and
             position of the slider. Training images are indices for :meth:`thumbnail`, described under "images".
 
@@ -109,7 +109,7 @@ class Guide:
         return random + principal_directions(covariance, self.view.strength, PRINCIPAL)
 
     def _along(self, direction: Direction, feature: Tensor, unit: float) -> dict[str, Any]:
-        """What the slider shows; `unit` is the distance of the nearest training image."""
+        """Data of the slider along one direction; `unit` is the distance of the nearest training image."""
         moved = feature + torch.tensor(self.positions)[:, None] * direction.offset
         return {
             "name": direction.name,

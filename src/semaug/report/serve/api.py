@@ -1,6 +1,6 @@
 """The programming interface of the server: the images of a request, their predictions, and the OpenAPI description.
 
-A form (``multipart/form-data``) is taken apart here: its size is bounded before, so no streaming parser is needed.
+A form (``multipart/form-data``) is parsed here: its size is limited before, so no streaming parser is needed.
 """
 
 import re

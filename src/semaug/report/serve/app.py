@@ -78,7 +78,7 @@ def application(guide: Guide | Classifier, title: str, host: str = "127.0.0.1") 
     async def classify(
         images: Sequence[bytes], function: Callable[[npt.NDArray[np.uint8]], Any]
     ) -> list[Any | DataError]:
-        """What a function returns for each image, or why one cannot be decoded; all share the time for decoding."""
+        """The results of a function for each image, or an error; all images share the time for decoding."""
         results, left = list[Any](), float(DECODING_SECONDS)
         for content in images:
             async with one_at_a_time:
@@ -220,7 +220,7 @@ async def _body(request: Request) -> bytes | None:
 
 
 def _start() -> None:
-    """Nothing; by calling it, a worker process imports what decoding needs."""
+    """Do nothing; the call makes a worker process import the modules for decoding."""
 
 
 def _decode(preprocessing: Preprocessing, content: bytes) -> npt.NDArray[np.uint8]:
@@ -250,7 +250,7 @@ async def _guard(host: str, request: Request, call_next: Callable[[Request], Awa
 
 
 def _is_own(header: str, host: str) -> bool:
-    """Whether a Host header names this server as its user would; rebinding needs a name, and not an IP address."""
+    """Whether a Host header has a name of this server or an IP address; DNS rebinding needs another name."""
     match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", header.lower())
     name = "" if match is None else match[1] or match[2]
     if match is not None and name in ("localhost", host.lower()):
