@@ -18,7 +18,7 @@ from semaug.isda.quadratic import quadratic_form
 
 
 class Covariance(Protocol):
-    """What the loss and the figures ask of the covariances of a batch; any class with these methods is a form of Σ.
+    """The interface of the covariances of a batch, for the loss and the figures. A class with these methods is a form.
 
     Examples:
         >>> import semaug, torch

@@ -76,7 +76,7 @@ class ISDALoss(nn.Module):
             The loss: a scalar, or shape (N,) for the reduction `"none"`.
 
         Raises:
-            ValueError: If an input does not fit, or ``"auto"`` was never told the progress; the statistics are then
+            ValueError: If an input does not fit, or ``"auto"`` has no progress; the statistics are then
                 unchanged.
         """
         if not is_linear(head):

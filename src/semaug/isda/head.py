@@ -26,7 +26,7 @@ def weight_and_bias(head: Head) -> tuple[Tensor, Tensor | None]:
 
 @torch.no_grad()
 def follows_weight(head: Head, features: Tensor) -> bool:
-    """Whether the logits of a head are ``W a + b``: those of a subclass with a `forward` of its own need not be."""
+    """Whether the logits of a head are ``W a + b``; a subclass with its own `forward` may compute others."""
     if getattr(head.forward, "__func__", None) in (nn.Linear.forward, nn.Conv2d.forward):
         return True
     if any(name not in ("weight", "bias") for name, _ in head.named_parameters()):

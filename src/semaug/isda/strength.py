@@ -1,8 +1,8 @@
-"""The strength λ during training: the paper's schedule, or a strength that sets itself.
+"""The strength λ during training: the paper's schedule, or the automatic strength.
 
 The paper's λ grows with training, ``λ_t = (t/T)^α · λ0``, and λ0 has to be guessed: good values lie between 3 and 80,
 depending on network, data and length of training. :class:`AutoStrength` needs no guess. It chooses λ such that
-augmentation takes a share of what the network knows: of the way from its cross-entropy to log C, the loss of guessing.
+augmentation raises the loss by a share of the distance from the cross-entropy CE to log C, the loss of a random guess.
 """
 
 import math
@@ -55,7 +55,7 @@ def strength(step: float, total: float, maximum: float = 10.0, power: float = 1.
 
 
 class Strength(WideBuffers, ABC):
-    """λ as it changes during training: a number on the training device, which the host need not know.
+    """λ during training: a number on the training device, which the host need not read.
 
     Attributes:
         value: λ, a scalar of type fp64. It is a buffer, and thus part of the state dict.
@@ -69,7 +69,7 @@ class Strength(WideBuffers, ABC):
 
     @abstractmethod
     def set_progress(self, progress: float) -> None:
-        """Say how much of training is done.
+        """Set the progress of training.
 
         Args:
             progress: From 0 at the start of training to 1 at its end.
@@ -79,7 +79,7 @@ class Strength(WideBuffers, ABC):
         """
 
     def check_ready(self) -> None:
-        """Raise `ValueError` if λ needs to know the progress of training and does not."""
+        """Raise `ValueError` if λ needs the progress of training and it was never set."""
 
     def observe(
         self,
@@ -90,7 +90,7 @@ class Strength(WideBuffers, ABC):
         share: float = 1.0,
         label_smoothing: float = 0.0,
     ) -> None:
-        """See a micro-batch whose loss was computed with the present λ; by default this has no effect.
+        """Observe a micro-batch whose loss was computed with the present λ; by default this has no effect.
 
         Args:
             features: Features (N, D).
@@ -105,7 +105,7 @@ class Strength(WideBuffers, ABC):
         """Choose λ for the next batch from the micro-batches observed, but do not change it yet."""
 
     def update(self) -> None:
-        """Change λ as the micro-batches observed since the last call demand; by default it stays."""
+        """Update λ from the micro-batches observed since the last call; by default it does not change."""
 
     def discard(self) -> None:
         """Forget the micro-batches observed since the last update, of a step that was not taken."""
@@ -132,12 +132,12 @@ class Schedule(Strength):
 
 
 class AutoStrength(Strength):
-    """A strength that sets itself: augmentation takes a share of what the network knows.
+    """The automatic strength: augmentation raises the loss by a share of its distance to the loss of a random guess.
 
-    A network with the cross-entropy CE knows ``log C − CE`` more than one that guesses among C classes. The ISDA loss
-    of a batch grows with λ, from CE at λ = 0, and is convex in λ. After each batch, Newton's method finds the λ at
+    The cross-entropy CE of a batch is ``log C − CE`` below that of a random guess among C classes. The ISDA loss of
+    the batch grows with λ, from CE at λ = 0, and is convex in λ. After each batch, Newton's method finds the λ at
     which the loss of that batch would be ``CE + share · progress · (log C − CE)``, and λ moves a tenth of the way
-    there. A network that guesses is not augmented; one that fits its images ends with the loss ``share · log C``. Only
+    there. A network at chance is not augmented; one that fits its images ends with the loss ``share · log C``. Only
     the logits and the terms that Σ adds to them enter, so the scale of features, head and Σ has no influence. All this
     holds for soft labels and label smoothing too; there CE is at least the entropy of the label.
 
@@ -174,14 +174,14 @@ class AutoStrength(Strength):
         self._started = False
 
     def set_progress(self, progress: float) -> None:
-        """Say what part of the share to take; see :meth:`Strength.set_progress`."""
+        """Set the progress, by which the share is multiplied; see :meth:`Strength.set_progress`."""
         if not 0 <= progress <= 1:
             raise ValueError(f"progress must lie between 0 and 1, not {progress}")
         self.progress.fill_(progress)
         self._started = True
 
     def check_ready(self) -> None:
-        """Check that the progress is known; see :meth:`Strength.check_ready`."""
+        """Check that the progress was set; see :meth:`Strength.check_ready`."""
         if not self._started:
             raise ValueError("strength='auto' needs set_progress(progress) before the first step, from 0 to 1")
 

@@ -10,11 +10,11 @@
 | `gradient`        | the meta-gradient: choice of the engine                                                |
 | `jvp`             | the fast engine: one forward-mode pass                                                 |
 | `double_backward` | the reference engine: a second-order graph                                             |
-| `problem`         | what the engines differentiate                                                         |
+| `problem`         | the function that the engines differentiate                                            |
 | `sensitivity`     | an optimiser's step as a function of the gradient                                      |
 | `optimizers`      | optimisers whose steps a CUDA graph can hold                                           |
 | `graphs`          | training steps as CUDA graphs                                                          |
-| `updates`         | what passes from one update to the next                                                |
+| `updates`         | data that one update hands to the next                                                 |
 | `diagnostics`     | metrics of a half step                                                                 |
 | `state`           | the learner's state in checkpoints                                                     |
 | `learner`         | the public classes `LearnableAugmentation` and `JointAugmentation`                     |

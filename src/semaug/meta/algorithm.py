@@ -135,7 +135,7 @@ class Algorithm1:
         return metrics
 
     def _differentiable(self, batch: HalfBatch, clipping: Tensor | float, strength: Tensor) -> Update:
-        """The real update that is about to happen, with copies of what it will overwrite."""
+        """The real update before it is applied, with copies of the values that it will overwrite."""
         late = self.executor.late_parameters()
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in late.values()]
         slopes = [slope for _, slope in pseudo_step(self.optimizer, list(late.values()), gradients, move=False)]

@@ -44,8 +44,8 @@ class Executor:
         pseudo: ``"global"``: pseudo update and meta loss over all ranks; ``"local"``: each rank's own.
         label_smoothing: Label smoothing of L_train.
         class_weights: Weights (C,) of the classes in L_train and L_meta, or None.
-        clip_norm: Largest norm of f's gradient, or None.
-        micro_batch: Most images in one pass, or None for the whole half batch.
+        clip_norm: Maximum norm of f's gradient, or None.
+        micro_batch: Maximum number of images in one pass, or None for the whole half batch.
         mixed: Precision of the passes, and the gradient scaler.
         check_values: Whether to check features for NaN, for which the host waits.
     """

@@ -48,7 +48,7 @@ def meta_gradient(
 
 
 def _unsupported(problem: TrainProblem, error: NotImplementedError) -> str:
-    """Name what has no forward-mode formula: the custom functions of the network without one, or torch's message."""
+    """Name the operators without a forward-mode formula: custom functions of the network, or torch's message."""
     with torch.enable_grad():
         point = {name: parameter.detach().requires_grad_() for name, parameter in problem.parameters.items()}
         with problem.features_at(point) as features:

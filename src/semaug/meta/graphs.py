@@ -5,7 +5,7 @@ replay is a single launch of the same kernels with the same arguments, so its re
 from step to step is therefore in tensors that stay where they are: images and labels, learning rates, λ, and what the
 pipelined order carries from one step to the next.
 
-Steps of one kind run the same kernels. The first few are ordinary steps. The last of them is observed: it tells which
+Steps of one kind run the same kernels. The first few are ordinary steps. The last of them is observed: it shows which
 random states the step uses, and whether the host waits for the GPU in it, in which case no step is captured. A capture
 executes nothing.
 """
@@ -88,7 +88,7 @@ class StepGraphs:
                 return self._run(images, labels)
         return self._replay(kind, images, labels)
 
-    # -- what can be captured -----------------------------------------------------------------------------------------
+    # -- conditions for a capture -------------------------------------------------------------------------------------
 
     def _present_obstacle(self) -> str | None:
         executor = self._executor
@@ -112,7 +112,7 @@ class StepGraphs:
         self._warn(obstacle)
 
     def _make_fingerprint(self) -> list[Any]:
-        """What a graph has built in: addresses of tensors, and settings of modules and optimisers."""
+        """Constants of a captured graph: addresses of tensors, and settings of modules and optimisers."""
         executor = self._executor
         values: list[Any] = []
         for module in (executor.network.model, executor.source, self._algorithm.strength):
@@ -319,7 +319,7 @@ def _states(update: Update | None) -> list[RandomState]:
 
 
 def _structure(update: Update) -> Any:
-    """What two updates must share to be of the same kind."""
+    """The properties that two updates of the same kind have in common."""
     parts = []
     for part in update.batch:
         assert part.tape is not None

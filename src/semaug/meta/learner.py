@@ -37,7 +37,7 @@ class LearnableAugmentation:
         optimizer: A torch optimiser of the model's parameters.
         source: Where Σ comes from. Default: the paper's :class:`~semaug.CovNet`.
         meta_optimizer: An optimiser of the source's parameters. Default: SGD with learning rate 0.001, as in the paper.
-        strength: ``"auto"``: λ sets itself (:class:`~semaug.AutoStrength`). A number: λ0 of the paper's schedule.
+        strength: ``"auto"``: automatic (:class:`~semaug.AutoStrength`). A number: λ0 of the paper's schedule.
         strength_power: α of that schedule: :meth:`set_progress` sets λ to ``progress^α · λ0``.
         frozen_blocks: Freeze the stem and the first N blocks in the pseudo update. ``"stem"`` freezes the stem alone, 0
             nothing, ``"auto"`` five eighths of the blocks, as the paper's ten of ResNet-50's sixteen. ``network`` says
@@ -49,7 +49,7 @@ class LearnableAugmentation:
         label_smoothing: Label smoothing of the training loss, in [0, 1].
         class_weights: Weights (C,) of the classes in the training loss and in the meta loss: the mean over a batch is
             that of weight times loss. None: all 1. Not for composite models.
-        clip_norm: Largest norm of f's gradient, positive, in the pseudo update (over the late parameters, with a
+        clip_norm: Maximum norm of f's gradient, positive, in the pseudo update (over the late parameters, with a
             constant factor) and in the real one. None: no clipping.
         micro_batch: At most this many images go through the network together, and gradients are summed: the same half
             batch in less memory. BatchNorm and class-wise statistics see one micro-batch after the other. None: all.
@@ -263,7 +263,7 @@ class LearnableAugmentation:
                 raise ValueError(f"{error}; {head}") from None
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything besides the states of model, optimiser and scaler that an exact resume needs.
+        """The state for an exact resume, apart from the states of model, optimiser and scaler.
 
         Returns:
             Plain values and tensors, for `torch.save`.

@@ -88,9 +88,9 @@ class SnapMixing(Mixing):
 
 
 def draw_box(random: np.random.Generator, height: int, width: int) -> Box:
-    """Draw a rectangle around a uniformly drawn pixel; what would be outside the image is cut off.
+    """Draw a rectangle around a uniformly drawn pixel, clipped to the image.
 
-    Before cutting, its area as a share of the image follows Beta(5, 5). It has at least one pixel.
+    Before clipping, its area as a share of the image follows Beta(5, 5). It has at least one pixel.
     """
     share = math.sqrt(random.beta(SNAPMIX_BETA, SNAPMIX_BETA))
     sides = []
@@ -103,7 +103,7 @@ def draw_box(random: np.random.Generator, height: int, width: int) -> Box:
 
 @torch.no_grad()
 def snapmix(images: Tensor, labels: Tensor, maps: Tensor, target: Box, source: Box) -> tuple[Tensor, Tensor]:
-    """Paste a box of the image before it, resized, into each image; weigh both labels by what is seen of them.
+    """Paste a box of the image before it, resized, into each image; weight both labels by their visible parts.
 
     ``ρ_a`` is the part of the own map outside the target box, ``ρ_b`` the part of the other map inside the source box.
     They need not add up to 1.
@@ -233,7 +233,7 @@ class _MixingLearner(LearnableAugmentation):
         return super().step(images, labels)
 
     def state_dict(self) -> dict[str, Any]:
-        """What an exact resume needs; see :meth:`LearnableAugmentation.state_dict`."""
+        """The state for an exact resume; see :meth:`LearnableAugmentation.state_dict`."""
         return {**super().state_dict(), "seed": self.algorithm.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ class Passes:
     def first(self, part: MicroBatch) -> Tensor:
         """Features with their graph, for the pseudo update and the meta loss.
 
-        The graph of a whole half batch is that of the whole network, and is kept for the real update. The graph of a
+        The graph of a whole half batch is that of the whole network, and is stored for the real update. The graph of a
         micro-batch is that of the late part; the real update repeats the pass, so that only one graph exists at a time.
         """
         if part.is_whole and part.features is not None:

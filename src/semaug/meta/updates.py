@@ -1,4 +1,4 @@
-"""What passes from one update of a half step to the next: half batches, updates of f, and the meta loss."""
+"""Data that one update of a half step hands to the next: half batches, updates of f, and the meta loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

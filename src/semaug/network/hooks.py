@@ -21,7 +21,7 @@ def hooked(module: nn.Module, change: Callable[[Any], Any]) -> RemovableHandle:
 def recorded_outputs(
     modules: Mapping[str, nn.Module], read: Callable[[Any], Any] = lambda output: output
 ) -> Iterator[list[tuple[str, Any]]]:
-    """In a `with` block, list the name and the output, or what `read` returns for it, of every call of some modules."""
+    """In a `with` block, list name and output (or `read` of the output) of every call of some modules."""
     calls: list[tuple[str, Any]] = []
 
     def record(name: str, output: Any) -> None:

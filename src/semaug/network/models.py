@@ -222,7 +222,7 @@ def _converted(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor
 
 
 def load_weights(model: nn.Module, path: Path) -> str:
-    """Load what fits from a weights file; a head for other classes stays as initialised.
+    """Load the fitting tensors of a weights file; a head for other classes stays as initialised.
 
     Args:
         model: The network, which is changed.

@@ -27,7 +27,7 @@ from semaug.util import distributed
 __all__ = ["Composite", "FrozenBlocks", "Network", "Tape"]
 
 FrozenBlocks = int | Literal["stem", "auto"]
-"""What the pseudo update freezes: nothing (0), the stem alone, or the stem and the first N blocks. "auto" is five
+"""The frozen part in the pseudo update: nothing (0), the stem alone, or the stem and N blocks. "auto" is five
 eighths of the blocks, rounded down, as the paper's ten of ResNet-50's sixteen."""
 
 

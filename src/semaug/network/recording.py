@@ -1,4 +1,4 @@
-"""Record what the operators of a forward pass put out, so that a tangent pass can reuse it.
+"""Record the outputs of operators in a forward pass, so that a tangent pass can reuse them.
 
 A tangent pass repeats an earlier forward pass. :class:`OperatorRecorder` is a mode for the earlier pass: it notes, in
 order, the calls of operators that have a tangent rule. While the autograd graph of that pass exists this costs almost

@@ -23,7 +23,7 @@ from semaug.network.tangents import without_jit_warning
 from semaug.network.views import View, evaluation_mode
 
 OTHER_HEAD = "if another layer makes the logits, pass semaug.Network(model, head=NAME)"
-"""Advice for models where the wrong layer was taken for the head."""
+"""Advice for models where the wrong layer was found as the head."""
 
 _TOLERANCE = 1e-2  # relative difference of derivatives
 
@@ -80,7 +80,7 @@ def split_model(
 
 @contextmanager
 def _noise_in_head(model: nn.Module, head: Head) -> Iterator[None]:
-    """Replace the parameters of the head by noise: a head that starts at zero would hide what follows it."""
+    """Replace the parameters of the head by noise: a head that starts at zero would hide the layers after it."""
     noise = {
         parameter: nn.Parameter(torch.randn_like(parameter) * parameter[0].numel() ** -0.5, parameter.requires_grad)
         for parameter in head._parameters.values()

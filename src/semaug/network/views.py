@@ -34,7 +34,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class Tape:
-    """What one forward pass leaves behind, so that its late part can be replayed.
+    """A record of one forward pass, from which its late part can be replayed.
 
     Args:
         images: The batch.
@@ -180,7 +180,7 @@ class View:
 
 @contextmanager
 def _paused(recorder: OperatorRecorder) -> Iterator[None]:
-    """Leave the recorder's mode inside, also if that raises an error: whoever entered the mode leaves it again."""
+    """Suspend the recorder's mode inside the block; afterwards it is active again, also after an error."""
     recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     try:
         yield

@@ -8,7 +8,7 @@
 | `reproduce`                       | run what is missing of the paper's experiments, and report all results     |
 | `cells`, `presets`                | what an experiment is; one module for each, and their discovery            |
 | `scales`                          | how a cell becomes a training run, at the paper's scale and at a small one |
-| `results`                         | what runs have scored, and what is measured besides                        |
+| `results`                         | scores of runs, and other measurements (times, sizes, pictures)            |
 | `page`                            | the report and its charts                                                  |
 | `bench`                           | the cost of a training step                                                |
 | `theorem`                         | Theorem 1 in numbers                                                       |

@@ -1,4 +1,4 @@
-"""Experiments and their cells: what a table or figure of the paper trains and measures.
+"""Experiments and their cells: the trainings and measurements of a table or figure of the paper.
 
 A cell is one training run for each seed, with the paper's result beside it. The presets are plain data of these types.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ScaleName = Literal["full", "small"]
 Extra = dict[str, Any]
-"""What is measured besides training runs: `lines` of text, and the values that an experiment's charts need."""
+"""Measurements other than training runs: `lines` of text, and the values of an experiment's charts."""
 
 PAPER_FEATURES = 2048  # dimensions of ResNet-50's feature
 DATASETS = {

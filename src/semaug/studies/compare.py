@@ -1,4 +1,4 @@
-"""`semaug compare`: train every method with every seed, and say what the runs show."""
+"""`semaug compare`: train every method with every seed, and compare the results."""
 
 import json
 import re
@@ -115,7 +115,7 @@ class Comparison:
 
     @property
     def conclusions(self) -> list[str]:
-        """What the runs show, in one sentence for each network."""
+        """The conclusion from the runs, one sentence for each network."""
         by_network: dict[str, list[ArmResult]] = {}
         for result in self.results:
             by_network.setdefault(result.arm.network, []).append(result)
@@ -126,7 +126,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the table must know."""
+        """Notes on how to read the table."""
         config, split = self.config, self.split
         select = config.training.select
         which = "validation" if select == "val" else "test"

@@ -60,7 +60,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Arm:
-    """What is trained once for each seed; `strength` is None for a method that does not augment features."""
+    """One run for each seed; `strength` is None for a method that does not augment features."""
 
     network: str
     candidate: Candidate
@@ -81,7 +81,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """What to compare."""
+    """Settings of a comparison."""
 
     method: tuple[Candidate, ...] = tuple(map(Candidate, ("basic", "constant", "isda", "learnable")))  # baseline first
     model: tuple[str, ...] | None = None  # the networks; None for the default network of the data

@@ -1,4 +1,4 @@
-"""What finished runs were trained on and with: a table must not mix different images, weights or settings."""
+"""Images, weights and settings of finished runs: a table must not mix different ones."""
 
 from collections.abc import Sequence
 from typing import Any

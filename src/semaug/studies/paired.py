@@ -9,7 +9,7 @@ CHANCE = 0.05  # a larger p may well be chance
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation over seeds; None for what too few values do not determine."""
+    """Mean and standard deviation over seeds; None where there are too few values."""
     return statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None
 
 

@@ -1,4 +1,4 @@
-"""`semaug reproduce`: run what is missing of the paper's tables and figures, and report all results."""
+"""`semaug reproduce`: train the missing runs of the paper's tables and figures, and report all results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -157,7 +157,7 @@ def reproduce(
     jobs: int | None = None,
     command: Callable[[str, Sequence[int]], str] = lambda name, seeds: "",
 ) -> Reproduction:
-    """Run what is missing of some experiments, and write report.html, results.json and results.md.
+    """Train the missing runs of some experiments, and write report.html, results.json and results.md.
 
     Args:
         names: Names of the experiments; ``"all"`` for all of them.
@@ -225,7 +225,7 @@ def _check_inputs(setup: Setup) -> None:
 
 
 def _measure_extras(chosen: Sequence[Experiment], setup: Setup, choice: Choice, progress: Progress) -> dict[str, str]:
-    """Measure what is not a training run; return the reasons of failures by name of the experiment."""
+    """Take the measurements other than training runs; return the reasons of failures by name of the experiment."""
     failures = {}
     for preset in chosen:
         cells = preset.at(setup.scale)

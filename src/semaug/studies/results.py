@@ -1,7 +1,7 @@
-"""Results of experiments: what their runs have scored, and what is measured besides (times, sizes, pictures).
+"""Results of experiments: the scores of their runs, and other measurements (times, sizes, pictures).
 
-A number appears only if a finished run gives it. Everything else is "not run", with the reason if it is known. What is
-measured besides is cached in `OUTPUT/extras`, under a digest of the runs that it depends on.
+A number appears only if a finished run gives it. Everything else is "not run", with the reason if it is known. The
+other measurements are cached in `OUTPUT/extras`, under a digest of the runs that they depend on.
 """
 
 import base64
@@ -202,7 +202,7 @@ def collect(experiment: Experiment, setup: Setup, reasons: Mapping[Cell, str]) -
 
 
 def known_extra(experiment: Experiment, setup: Setup) -> Extra:
-    """Read what an earlier call measured at the scale of `setup`; empty if there is nothing."""
+    """Read the measurements of an earlier call at the scale of `setup`; empty if there are none."""
     file = _extra_file(experiment, setup)
     return dict(read_json(file)) if experiment.has_extra and file.is_file() else {}
 

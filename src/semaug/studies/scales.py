@@ -81,7 +81,7 @@ _DEEP_EPOCHS, _DEEP_LR = 4, 0.002  # at small scale, of the ResNets of various d
 
 @dataclass(frozen=True)
 class Setup:
-    """What all runs of a reproduction share."""
+    """Settings that all runs of a reproduction share."""
 
     scale: ScaleName
     output: Path  # folder of the runs and the report
@@ -98,7 +98,7 @@ def stand_in(cell: Cell) -> str:
 
 
 def data_note(dataset: str, setup: Setup) -> str:
-    """Describe what stands in for a data set at small scale."""
+    """Describe the stand-in for a data set at small scale."""
     if setup.data is not None:
         return f"the folder {setup.data.name}"
     world = WORLDS[dataset]

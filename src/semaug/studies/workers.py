@@ -29,7 +29,7 @@ def train_all(
     finished: int = 0,
     threads: int | None = None,
 ) -> dict[Path, str]:
-    """Train several runs in worker processes; a run that fails does not end the others.
+    """Train several runs in worker processes; a failed run does not stop the others.
 
     SIGINT or SIGTERM ends all runs. Each saves its state, so that the same call resumes it.
 
@@ -127,7 +127,7 @@ class _Worker:
 
     @contextmanager
     def _environment(self) -> Iterator[None]:
-        """Set what the process must find in its environment when torch is imported: threads, and one GPU."""
+        """Set the environment variables that torch reads on import: number of threads, and one GPU."""
         values = {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         if gpus := _gpus():
             values["CUDA_VISIBLE_DEVICES"] = gpus[self.number % len(gpus)]
@@ -162,7 +162,7 @@ def _start(threads: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """End when the parent is killed: the next call must not find another process in the same run directory."""
+    """Exit when the parent is killed: the next call must not find another process in the same run directory."""
     connection.wait([required(parent_process()).sentinel])
     os._exit(1)
 

@@ -46,7 +46,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What was measured; `config` has all defaults filled in."""
+    """The measurements; `config` has all defaults filled in."""
 
     config: BenchConfig
     device: str

@@ -23,7 +23,7 @@ LEARNING_RATE, STRENGTH = 0.003, 5.0
 PLAIN = "plain"
 
 UpdatePart = Literal["all", "backbone"]
-"""What the pseudo update changes: all parameters, or all but the head."""
+"""The parameters that the pseudo update changes: all, or all but the head."""
 
 
 @dataclass(frozen=True)
