@@ -189,7 +189,7 @@ MISTAKES: dict[str, tuple[Case, str]] = {
     ),
     "another head": (lambda x, y: replace_head(learner()).step(x, y), "the layer 'fc' was replaced; make the learner"),
     "the name of a source": (lambda x, y: learner(source="covnet"), "source must be a semaug.Source, not a str"),
-    "another's state": (lambda x, y: learner().load_state_dict({"source": {}}), "no state of LearnableAugmentation"),
+    "another's state": (lambda x, y: learner().load_state_dict({"source": {}}), "not a state of LearnableAugmentation"),
     "a rate as optimiser": (lambda x, y: learner(optimizer=0.1), "optimizer must be a torch optimiser, not a float"),
     "a function as model": (
         lambda x, y: semaug.LearnableAugmentation(torch.relu, sgd(Classifier())),  # type: ignore[arg-type]
