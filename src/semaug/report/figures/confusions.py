@@ -98,7 +98,7 @@ def confusions(
         blocks.append(PhotoBlock(f"{classes[a]} ↔ {classes[b]}", None, rows))
     first = numbers["pairs"][0]
     caption = (
-        f"{counted(len(shown), 'pair')} of classes that are confused most, of {counted(mistakes, 'mistake')} on "
+        f"{counted(len(shown), 'pair')} of classes with the most confusions, of {counted(mistakes, 'mistake')} on "
         f"{counted(len(true), 'image')} "
         f"(top-1 {100 * numbers['top1']:.1f} %). First {first['a']} and {first['b']}: "
         f"{first['a_as_b']} of {first['images_a']} and {first['b_as_a']} of {first['images_b']} images are classified "

@@ -154,7 +154,7 @@ def _caption(runs: Sequence[FigureRun], numbers: Mapping[str, Any]) -> str:
         for note in run.notes:
             notes.setdefault(note, []).append(run.label)
     return (
-        "On the left is a query image with the feature a; queries are drawn at random. Its row shows the "
+        "Each query is an image with the feature a, drawn at random. Beside it are the "
         f"{numbers['neighbours']} real images whose features are nearest to an augmented feature (a draw from N(a, "
         "λΣ)), the nearest first. Solid blue frame: image of the query's class; dashed orange frame: of another class. "
         "Share of neighbours of the query's class (in brackets: "
