@@ -96,6 +96,11 @@ def test_a_p2p_net_is_one_sentence(runs: dict[str, Path]) -> None:
         open_guide(runs["p2p"])
 
 
+def test_an_onnx_file_is_for_the_api_alone(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="set `images` to 0 for the API alone"):
+        open_guide(tmp_path / "model.onnx")
+
+
 def test_images_that_training_skipped_are_left_out(photos: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(photos, tmp_path / "photos"))
     bad = sorted((folder / "train").rglob("*.png"))[0]

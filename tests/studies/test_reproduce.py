@@ -21,8 +21,9 @@ from semaug.studies.cells import Cell
 from semaug.studies.page import line_charts
 from semaug.studies.presets import all_experiments
 from semaug.studies.reproduce import Choice, reproduce
-from semaug.studies.results import Section, SeedRun, collect, known_extra, measure_extra
+from semaug.studies.results import Section, SeedRun, collect, finished_runs, known_extra, measure_extra
 from semaug.studies.scales import WORLDS, Setup, World, train_config
+from semaug.training.settings import required
 from semaug.util.errors import FileError
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -230,6 +231,15 @@ def test_means_spreads_and_differences(tmp_path: Path) -> None:
     assert "needs NABirds" in rows["nabirds", "basic"].reason
     other = collect(all_experiments()["table-datasets"], Setup("full", tmp_path, epochs=3), {})
     assert all(row.mean is None for row in other)  # other settings belong to other runs
+
+
+@pytest.mark.parametrize("seed", ["00", "\N{ARABIC-INDIC DIGIT ZERO}", "0 (copy)"])
+def test_a_copy_of_a_run_does_not_count_as_another_seed(tmp_path: Path, seed: str) -> None:
+    setup, cell = Setup("full", tmp_path), Cell("basic")
+    finish(cell, setup, 0, 0.84)
+    run = required(train_config(cell, setup).output)
+    shutil.copytree(run, run.with_name(run.name.removesuffix("0") + seed))
+    assert [found.run for found in finished_runs(cell, setup)] == [run]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from commands import OPTIONS
 from forks import Fork, hold_lock
 from photos import photo_folder
 from semaug.cli.main import main
-from semaug.training import checkpoints
+from semaug.training import checkpoints, trainer
 from semaug.training.run_directory import RunDirectory
 from semaug.util import locks
 from semaug.util.locks import LOCK
@@ -148,6 +148,46 @@ def test_damaged_results_are_restored_from_the_checkpoints(run: Path, data: Path
     assert f"{name} is damaged or was changed" in shown
     assert "writing the results again from the checkpoints" in shown
     assert (run / name).read_bytes() == before
+
+
+CALIBRATION = {"temperature": 9.0, "images": 1, "right": [0.5], "wrong": []}
+
+
+def test_the_calibration_of_another_model_is_not_signed(
+    data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(data, tmp_path / "run", monkeypatch)
+    (tmp_path / "run" / "calibration.json").write_text(json.dumps(CALIBRATION))
+    before = contents(tmp_path / "run")
+    code, shown = semaug(*arguments(data, tmp_path / "run"))
+    assert (code, "manifest.json has no checksum for calibration.json" in shown) == (2, True)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_calibration_without_its_model_is_not_that_of_the_next(run: Path, data: Path, semaug: Command) -> None:
+    assert semaug("evaluate", run, "--calibrate")[0] == 0
+    shutil.rmtree(run / "checkpoints")
+    for file in (*run.glob("*.safetensors"), run / "metrics.jsonl", run / "evaluation.json"):
+        file.unlink()
+    code, shown = semaug(*arguments(data, run))
+    assert (code, "holds a run without its checkpoints" in shown) == (2, True)
+
+
+def test_edited_scores_are_not_signed_if_the_run_is_killed_before_it_has_measured_them_again(
+    run: Path, data: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = json.loads((run / "evaluation.json").read_text())
+    (run / "evaluation.json").write_text(json.dumps(scores | {"top1": 0.123}))
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "evaluate", killed)
+        assert main(list(map(str, arguments(data, run)))) == 130
+    code, shown = semaug(*arguments(data, run))
+    assert (code, "is complete" in shown) == (0, False)
+    assert json.loads((run / "evaluation.json").read_text()) == scores
 
 
 def test_only_checkpoints_are_deleted_at_the_end(run: Path, data: Path, semaug: Command) -> None:
@@ -451,6 +491,16 @@ def test_a_model_card_that_was_edited_is_not_replaced(run: Path, data: Path, tmp
     assert contents(folder) == before
     (folder / "README.md").unlink()
     assert semaug("export", run, folder, "--no-onnx")[0] == 0
+
+
+def test_an_export_deletes_and_replaces_no_file_that_was_added(run: Path, tmp_path: Path, semaug: Command) -> None:
+    folder = tmp_path / "exported"
+    assert semaug("export", run, folder, "--no-onnx")[0] == 0
+    (folder / "model.onnx").write_text("a smaller one of my own")
+    before = contents(folder)
+    code, shown = semaug("export", run, folder, "--no-onnx")
+    assert (code, "holds 'model.onnx', not from an export" in shown) == (2, True)
+    assert contents(folder) == before
 
 
 def test_an_exported_folder_does_not_guess_which_images_were_held_out(

@@ -24,7 +24,7 @@ from semaug.data import birds
 from semaug.data.images import Preprocessing
 from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import SCORES
-from semaug.inference.manifest import NAME, checksum, read_manifest, sign
+from semaug.inference.manifest import NAME, Manifest, checksum, read_manifest, sign
 from semaug.inference.onnx_model import MAX_ONNX_BYTES, OnnxModel, import_onnx
 from semaug.inference.runs import FORMAT, read_calibration
 from semaug.network.blocks import find_head
@@ -89,12 +89,13 @@ def export(
         raise FileError(f"cannot export to {folder}: it is not a folder")
     if (folder / "checkpoints").exists() or (folder / "metrics.jsonl").exists():
         raise FileError(f"{folder} is a run directory, which an export would overwrite; choose another `folder`")
-    is_export = (folder / NAME).exists() and "run" not in read_manifest(folder)
-    foreign = [name for name in _FILES if (folder / name).exists() and not is_export]
+    manifest: Manifest = read_manifest(folder) if (folder / NAME).exists() else {"files": {}}
+    exported = {NAME: "", **manifest["files"]} if manifest["files"] and "run" not in manifest else {}
+    foreign = [name for name in _FILES if (folder / name).exists() and name not in exported]
     if foreign:
         raise FileError(f"{folder} holds {some(foreign)}, not from an export; choose another `folder`")
     card = folder / "README.md"
-    if card.exists() and checksum(card) != read_manifest(folder)["files"].get(card.name):
+    if card.exists() and checksum(card) != exported[card.name]:
         raise FileError(f"{card} was edited and would be replaced; move it, or choose another `folder`")
     if evaluation is not None and "split" not in evaluation:
         raise ValueError("an evaluation must name the split on which it was made")

@@ -7,6 +7,7 @@ other measurements are cached in `OUTPUT/extras`, under a digest of the runs tha
 import base64
 import hashlib
 import json
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -163,7 +164,9 @@ def finished_runs(cell: Cell, setup: Setup) -> tuple[SeedRun, ...]:
     runs = []
     for run in first.parent.glob(f"{stem}*"):
         seed = run.name.removeprefix(stem)
-        if not seed.isdecimal() or not is_complete(run, weights=False):  # a damaged run is repeated
+        if re.fullmatch("0|[1-9][0-9]*", seed) is None:  # another folder, or a copy such as s00
+            continue
+        if not is_complete(run, weights=False):  # a damaged run is repeated
             continue
         scores = required(read_evaluation(run))
         best = scores.get("best_of_test")

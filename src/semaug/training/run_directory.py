@@ -32,7 +32,7 @@ from semaug.util.locks import LOCK, locked
 from semaug.util.progress import Progress
 from semaug.util.untrusted import read_json
 
-_RESULTS = ("metrics.jsonl", "model.safetensors", "source.safetensors", "evaluation.json")
+_RESULTS = ("metrics.jsonl", "model.safetensors", "source.safetensors", "evaluation.json", "calibration.json")
 
 
 def changed_settings(before: Mapping[str, Any], config: TrainConfig) -> dict[str, str]:
@@ -107,7 +107,9 @@ class RunDirectory:
         if not config.resume:
             raise RunError(f"{folder} holds a run already; choose another `output`, or allow it to `resume`")
         manifest = read_manifest(folder)
-        verify(folder, "config.json", "classes.json", *[name for name in manifest["files"] if name == "split.json"])
+        others = [name for name in manifest["files"] if name == "split.json"]
+        others += ["calibration.json"] * (folder / "calibration.json").exists()  # which training would sign unread
+        verify(folder, "config.json", "classes.json", *others)
         self._run, self._data, self._weights = before["run"], manifest.get("data", ""), manifest.get("weights")
         if manifest.get("run") != self._run:
             raise RunError(f"the manifest.json of {folder} is that of another run; choose another `output`")

@@ -314,6 +314,8 @@ class Trainer:
         if METHODS[self.config.method].augments:
             self.run.write_tensors("source.safetensors", best["source"])  # Σ, as it was for this model
         self.run.write_tensors("model.safetensors", whole_network(model).state_dict())
+        if self.run.writes:  # scores that are there already may be damaged or another run's, and would get a checksum
+            (self.run.folder / "evaluation.json").unlink(missing_ok=True)
         self.run.sign()
         return int(best["epoch"])
 

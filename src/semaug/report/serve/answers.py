@@ -182,10 +182,12 @@ def open_guide(
 
     Raises:
         SettingError: If a number is out of range.
-        RunError: If the run is a P2P-Net, or its training images are missing.
+        RunError: If the run is a P2P-Net or an ONNX file, or its training images are missing.
     """
     if images < 1:
         raise SettingError(f"`images` must be at least 1, not {images}")
+    if run.suffix == ".onnx":
+        raise RunError(f"{run} has logits and no features, which the page shows; set `images` to 0 for the API alone")
     name = str(read_description(run).config.get("method"))
     if name not in METHODS:
         raise RunError(f"{run} was trained by the unknown method {shown(name)}")
