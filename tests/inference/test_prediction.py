@@ -129,6 +129,13 @@ def test_patterns_match_images_and_folders(photos):
     assert sorted(expand([f"{photos}/**"])) == sorted(expand([photos]))
 
 
+def test_an_empty_name_is_not_the_working_directory(photos, monkeypatch):
+    monkeypatch.chdir(photos)
+    with pytest.raises(SemaugError, match="one of the images has an empty name"):
+        expand(["00.png", ""])
+    assert len(list(expand(["."]))) == len(list(expand([photos])))
+
+
 def test_patterns_below_links_that_lead_back_end(tmp_path):
     put(tmp_path / "photos" / "one.png", b"")
     for name in ("again", "once more"):

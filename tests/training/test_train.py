@@ -112,6 +112,9 @@ def test_a_complete_run_is_left_alone_and_other_settings_are_refused(
     assert "is complete" in capsys.readouterr().err
     with pytest.raises(SemaugError, match="other settings \\(seed 0 → 5\\)"):
         train(replace(first, seed=5))
+    stronger = replace(first, augmentation=replace(first.augmentation, strength=3.0))
+    with pytest.raises(SemaugError, match=r"other settings \(strength \S+ → 3.0\)"):
+        train(stronger)
     with pytest.raises(SemaugError, match="holds a run already"):
         train(replace(first, resume=False))
     train(replace(first, workers=1, on_bad_image="skip"))  # settings that do not identify a run

@@ -71,7 +71,7 @@ def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
         The files. A missing one becomes a failed prediction.
 
     Raises:
-        DataError: If a folder or pattern stands for no image; before any image is read.
+        DataError: If a folder or pattern stands for no image, or a name is empty; before any image is read.
 
     Example:
         >>> files = expand(["photos", "more/*.png"])  # doctest: +SKIP
@@ -79,6 +79,8 @@ def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
     sources: list[Iterator[Path]] = []
     for text in map(str, inputs):
         path = Path(text)
+        if not text:  # as from a variable of the shell that is not set; the path of the working directory
+            raise DataError("one of the images has an empty name; for all images in this folder, name it as .")
         if text == "-":
             sources.append(_stdin())
             continue

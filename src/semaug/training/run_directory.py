@@ -42,9 +42,17 @@ def changed_settings(before: Mapping[str, Any], config: TrainConfig) -> dict[str
         before: The config.json of the other run.
         config: Resolved settings.
     """
-    settings = config.to_json()
-    names = [name for name in settings if name in identifying() and before.get(name) != settings[name]]
-    return {name: f"{name} {before.get(name)} → {settings[name]}" for name in names}
+    settings, changed = config.to_json(), dict[str, str]()
+    for name, new in settings.items():
+        old = before.get(name)
+        if name not in identifying() or old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):  # a group of settings, such as those of augmentation
+            pairs = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
+            changed[name] = ", ".join(f"{key} {a} → {b}" for key, (a, b) in pairs.items() if a != b)
+        else:
+            changed[name] = f"{name} {old} → {new}"
+    return changed
 
 
 class RunDirectory:
