@@ -76,6 +76,19 @@ def test_the_average_of_two_runs_is_a_run(good: Path, tmp_path: Path, capsys: py
         soup(runs, output)
 
 
+def test_a_run_that_was_written_meanwhile_is_not_overwritten(good: Path, tmp_path: Path) -> None:
+    runs = [biased(good, tmp_path / name, bias) for name, bias in (("more", 1e3), ("less", -1e3))]
+    output = tmp_path / "soup"
+
+    def write(message: str) -> None:
+        output.mkdir(exist_ok=True)
+        (output / "config.json").write_text("of another run")
+
+    with pytest.raises(FileError, match="is not empty"):
+        soup(runs, output, say=write)
+    assert {file.name: file.read_text() for file in output.iterdir()} == {"config.json": "of another run"}
+
+
 def test_an_average_that_is_no_better_is_not_written(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ from semaug.inference.pictures import sample_pictures
 from semaug.inference.runs import read_run_dataset, shared_splits
 from semaug.util.errors import FileError, RunError
 from semaug.util.files import write_atomically, write_json
-from semaug.util.locks import locked
+from semaug.util.locks import LOCK, locked
 from semaug.util.names import percent
 from semaug.util.untrusted import read_json
 
@@ -65,8 +65,7 @@ def soup(
     Example:
         >>> soup([Path("runs/a"), Path("runs/b")], Path("runs/soup"))  # doctest: +SKIP
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise FileError(f"{output} is not empty; choose another `output`")
+    _refuse_content(output)
     members = [load_classifier(run, device) for run in runs]
     data, splits = _common_data(members)
     accuracy = "mean_class_accuracy" if members[0].config.get("select_by") == "mean-of-classes" else "top1"
@@ -90,6 +89,11 @@ def soup(
     if len(chosen) > 1:
         _write(output, replace(kept, folder=output), folders, data, splits)
     return Soup(folders, best, score)
+
+
+def _refuse_content(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(file.name != LOCK for file in output.iterdir())):
+        raise FileError(f"{output} is not empty; choose another `output`")
 
 
 def _common_data(members: Sequence[Classifier]) -> tuple[DataSet, dict[str, Samples]]:
@@ -138,6 +142,7 @@ def _write(
     if "base" in config:  # where relative paths begin, from the folder of the run
         config["base"] = os.path.relpath((best / config["base"]).resolve(), output.resolve())
     with locked(output):
+        _refuse_content(output)  # another process may have written a run since the beginning
         write_json(output / "config.json", config)
         write_json(output / "classes.json", list(classifier.classes))
         if (best / "split.json").exists():
