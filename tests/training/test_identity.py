@@ -164,6 +164,18 @@ def test_the_calibration_of_another_model_is_not_signed(
     assert contents(tmp_path / "run") == before
 
 
+def test_a_damaged_calibration_is_deleted_and_fitted_again(run: Path, data: Path, semaug: Command) -> None:
+    assert semaug("evaluate", run, "--calibrate")[0] == 0
+    fitted = (run / "calibration.json").read_bytes()
+    (run / "calibration.json").write_text(json.dumps(CALIBRATION))
+    for command in (["predict", run, data], ["evaluate", run, "--calibrate"], ["export", run, run.parent / "exported"]):
+        code, shown = semaug(*command)
+        assert (code, shown.endswith("not that in manifest.json; delete it, and calibrate the run again")) == (2, True)
+    (run / "calibration.json").unlink()
+    assert semaug("evaluate", run, "--calibrate")[0] == 0
+    assert (run / "calibration.json").read_bytes() == fitted
+
+
 def test_a_calibration_without_its_model_is_not_that_of_the_next(run: Path, data: Path, semaug: Command) -> None:
     assert semaug("evaluate", run, "--calibrate")[0] == 0
     shutil.rmtree(run / "checkpoints")
@@ -211,6 +223,15 @@ def test_an_output_inside_the_data_is_one_sentence(own_data: Path, semaug: Comma
     code, shown = semaug(*arguments(own_data, own_data / "runs" / "first"))
     assert code == 2
     assert f"delete {own_data}/runs/first, which is inside the data, and choose another --output" in shown
+
+
+def test_data_without_a_name_do_not_have_the_output_inside(
+    tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, shown = semaug(*arguments(tmp_path, Path("run")), "--data", "")
+    assert (code, "delete" in shown) == (2, False)
+    assert shown.startswith("semaug: '' is neither an existing path nor the name of a data set")
 
 
 def test_data_without_validation_images_are_one_sentence(own_data: Path, tmp_path: Path, semaug: Command) -> None:

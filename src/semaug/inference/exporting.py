@@ -91,11 +91,12 @@ def export(
         raise FileError(f"{folder} is a run directory, which an export would overwrite; choose another `folder`")
     manifest: Manifest = read_manifest(folder) if (folder / NAME).exists() else {"files": {}}
     exported = {NAME: "", **manifest["files"]} if manifest["files"] and "run" not in manifest else {}
-    foreign = [name for name in _FILES if (folder / name).exists() and name not in exported]
+    others = (name for name in _FILES if name not in exported and (folder / name).exists())
+    foreign = [name for name in others if (folder / name).stat().st_size]
     if foreign:
         raise FileError(f"{folder} holds {some(foreign)}, not from an export; choose another `folder`")
     card = folder / "README.md"
-    if card.exists() and checksum(card) != exported[card.name]:
+    if card.exists() and checksum(card) != exported.get(card.name):
         raise FileError(f"{card} was edited and would be replaced; move it, or choose another `folder`")
     if evaluation is not None and "split" not in evaluation:
         raise ValueError("an evaluation must name the split on which it was made")

@@ -148,7 +148,10 @@ def read_evaluation(run: Path) -> dict[str, Any] | None:
 
 def read_calibration(folder: Path) -> Calibration | None:
     """Read calibration.json of a run directory or an exported folder; None if there is none."""
-    content: Calibration | None = _read_verified(folder / "calibration.json", Calibration)
+    try:
+        content: Calibration | None = _read_verified(folder / "calibration.json", Calibration)
+    except RunError as error:  # also if calibrating was interrupted
+        raise RunError(f"{error}; delete it, and calibrate the run again") from error
     return content
 
 

@@ -53,7 +53,7 @@ def read_run_data(config: TrainConfig, progress: Progress) -> DataSet:
         with progress.task(f"fetching {config.data}", 0) as advance:
             dataset = read_data(config.data, config.data_root, download=config.download, progress=advance)
     except DataError as error:
-        if output.resolve().is_relative_to(folder.resolve()):  # where it is taken for a class
+        if config.data and output.resolve().is_relative_to(folder.resolve()):  # where it is taken for a class
             raise DataError(
                 f"{error}; delete {output}, which is inside the data, and choose another `output`"
             ) from error
