@@ -200,6 +200,8 @@ def damaged_tables(packed: Path) -> dict[str, tuple[bytes, str]]:
         "far offset": (with_value((0, 0), 10**12), "the table of the shard"),
         "large size": (with_value((1, 1), 10**9), "the table of the shard"),
         "unknown label": (with_value((2, 2), 3), "the table of the shard"),
+        "label of another class": (with_value((2, 2), (int(table[2, 2]) + 1) % 3), "the table of the shard"),
+        "other names": (saved(table) + saved(names ^ 1), "the table of the shard"),
         "negative offset": (with_value((0, 3), -1), "the table of the shard"),
         "pickled table": (saved(objects, pickled=True), "cannot be read"),
         "no names": (saved(table), "cannot be read"),

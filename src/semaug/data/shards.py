@@ -1,10 +1,10 @@
 """Data sets in tar files of about a thousand images each, in the layout of WebDataset.
 
-A folder holds `train-000000.tar` and so on, and `shards.json`: the classes, and size and checksum of each tar file.
-Image `000000012` of a split is the members `000000012.jpg` (the bytes of the original file), `000000012.cls` (the index
-of its class) and `000000012.txt` (its name). Beside each tar file is a table (.npy) of where they are, followed by the
-names, so that any image can be read directly, and names without the tar file. Images are shuffled when they are
-written, so that reading one shard after the other sees all classes (:mod:`semaug.data.stream`).
+A folder holds `train-000000.tar` and so on, and `shards.json`: the classes, size and checksum of each tar file, and the
+checksum of its table. Image `000000012` of a split is the members `000000012.jpg` (the bytes of the original file),
+`000000012.cls` (the index of its class) and `000000012.txt` (its name). Beside each tar file is a table (.npy) of where
+they are, followed by the names, so that any image can be read directly, and names without the tar file. Images are
+shuffled when they are written, so that reading one shard after the other sees all classes (:mod:`semaug.data.stream`).
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from semaug.util.progress import ProgressCallback
 from semaug.util.untrusted import open_regular, read_array, read_bytes, read_json
 
 MANIFEST, UNFINISHED = "shards.json", "shards.part.json"
-_VERSION = 1
+_VERSION = 2
 _MAX_NAME_BYTES = 4096
 Table = npt.NDArray[np.int64]
 """A row for each image: offset and size of its bytes, its class, offset and size of its name."""
@@ -42,6 +42,7 @@ class _Shard(TypedDict):
     images: int
     bytes: int
     sha256: str
+    table: str  # checksum of the table, which has the labels
 
 
 class _Version(TypedDict):
@@ -87,7 +88,8 @@ def write_shards(data: DataSet, folder: Path, per_shard: int = 1000, progress: P
             file = folder / f"{split}-{start // per_shard:06d}.tar"
             if not _table_file(file).is_file():  # which is written last
                 _write_shard(file, samples, part, start)
-            entries.append({"file": file.name, "images": len(part), **_size_and_digest(file)})
+            table = _size_and_digest(_table_file(file))["sha256"]
+            entries.append({"file": file.name, "images": len(part), **_size_and_digest(file), "table": table})
             done += len(part)
             if progress is not None:
                 progress(done, total)
@@ -231,7 +233,7 @@ def _table(file: Path, entry: _Shard, classes: int) -> Table:
         is_sound = bool((length <= np.minimum(size - offset, MAX_IMAGE_BYTES)).all() and (label < classes).all())
         is_sound &= bool((name_length <= _MAX_NAME_BYTES).all())
         is_sound &= names.dtype == np.uint8 and names.shape == (name_length.sum(),)
-    if not is_sound:
+    if not is_sound or _size_and_digest(_table_file(file))["sha256"] != entry["table"]:
         raise DataError(f"the table of the shard {file} is damaged")
     table[:, 3] = names_at + table[:, 4].cumsum() - table[:, 4]
     return table
