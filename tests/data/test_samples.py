@@ -48,6 +48,31 @@ def test_deep_grey_keeps_its_shades(tmp_path: Path, kind: str, suffix: str) -> N
     assert np.abs(shades - ramp("uint8")[..., None]).max() <= 2
 
 
+def tiff_of_grey(bits: int, photometric: int, pixels: bytes) -> bytes:
+    """A TIFF file of 64×16 pixels, as cameras and microscopes write it, and Pillow does not."""
+    tags = {256: 64, 257: 16, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 16, 279: len(pixels)}
+    table = b"".join(struct.pack("<HHII", tag, 4 if value > 65535 else 3, 1, value) for tag, value in tags.items())
+    return struct.pack("<4sI", b"II*\0", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + table + b"\0" * 4
+
+
+def test_deep_grey_is_scaled_as_its_file_says(tmp_path: Path) -> None:
+    """Also if all of it is dark, if it has 12 bits, and if 0 is white."""
+    grey, white = ramp("uint16"), np.full((16, 64), 255)
+    bits = np.unpackbits((grey >> 4).astype(">u2").view(np.uint8).reshape(16, 64, 2), axis=2)[..., 4:]
+    dark, other = grey // 256, np.where(grey == grey[0, 9], white, grey >> 8)
+    files = {
+        "twelve.tif": (tiff_of_grey(12, 1, np.packbits(bits).tobytes()), grey >> 8),
+        "inverted.tif": (tiff_of_grey(16, 0, (65535 - grey).astype("<u2").tobytes()), grey >> 8),
+        "dark.pgm": (b"P5 64 16 65535\n" + dark.astype(">u2").tobytes(), dark >> 8),
+        "twelve.pgm": (b"P5 64 16 4095\n" + (grey >> 4).astype(">u2").tobytes(), grey >> 8),
+    }
+    image = Image.fromarray(grey)
+    saved(tmp_path / "key.png", image, transparency=int(grey[0, 9]))
+    for name, (content, expected) in {**files, "key.png": ((tmp_path / "key.png").read_bytes(), other)}.items():
+        shades = np.asarray(load_image(put(tmp_path / name, content)), dtype=int)
+        assert np.abs(shades - expected[..., None]).max() <= 1, name
+
+
 def test_cmyk_has_the_colours_that_were_put_in(tmp_path: Path) -> None:
     image = Image.new("RGB", (16, 16), (200, 40, 30)).convert("CMYK")
     for name in ("a.jpg", "a.tif"):

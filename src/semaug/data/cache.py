@@ -25,7 +25,7 @@ from semaug.util.processes import is_other_process
 from semaug.util.progress import ProgressCallback
 from semaug.util.untrusted import map_array, read_json
 
-_DECODER = 2  # raised when the same file gives other pixels, so that old caches are not used
+_DECODER = 3  # raised when the same file gives other pixels, so that old caches are not used
 
 _ELSEWHERE = "choose another `cache` folder, or None"
 _STREAM = "set `images_on` to stream to decode them in every epoch"

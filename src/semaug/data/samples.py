@@ -157,7 +157,7 @@ def _loaded(source: Path | BinaryIO, what: str, max_pixels: int) -> Image.Image:
             _opened(file, max_pixels) as image,
         ):
             image.load()
-            return _in_rgb(_upright(image))
+            return _in_rgb(_upright(image), *_grey_scale(image))
     except Exception as error:  # decoders raise exceptions of many kinds on damaged files
         raise DataError(f"cannot read {what}: {why_unreadable(error)}") from error
 
@@ -228,11 +228,21 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
-def _in_rgb(image: Image.Image) -> Image.Image:
+def _grey_scale(image: Image.Image) -> tuple[int | None, bool]:
+    """The bits of grey values of more than 8 bits, None if the file does not say, and whether 0 is white."""
+    tags = getattr(image, "tag_v2", {})
+    if image.mode.startswith("I;16"):
+        return tags.get(258, (16,))[0], tags.get(262) == 0  # Pillow neither scales 12 bits nor inverts these
+    return (16 if image.format == "PPM" else None), False
+
+
+def _in_rgb(image: Image.Image, bits: int | None, zero_is_white: bool) -> Image.Image:
     """Convert an image to RGB in strips: large ones take no memory beside both images."""
     if image.mode.startswith(("I", "F")):
         largest = max((float(_values(strip).max(initial=0)) for _, strip in _strips(image)), default=0.0)
-        convert: Callable[[Image.Image], Image.Image] = partial(_eight_bit, largest=largest)
+        convert: Callable[[Image.Image], Image.Image] = partial(
+            _eight_bit, largest=largest, bits=bits or (16 if largest > 255 else 8), zero_is_white=zero_is_white
+        )
     elif image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         convert = _on_white
     else:
@@ -259,18 +269,21 @@ def _values(image: Image.Image) -> npt.NDArray[Any]:
     return np.nan_to_num(np.asarray(image), nan=0.0) if image.mode == "F" else np.asarray(image)
 
 
-def _eight_bit(image: Image.Image, largest: float) -> Image.Image:
+def _eight_bit(image: Image.Image, largest: float, bits: int, zero_is_white: bool) -> Image.Image:
     """Scale grey of 16 or 32 bits to 8 bits; Pillow would clip nearly all of it to white.
 
     Args:
         image: The image, or a part of it.
         largest: The largest value of the whole image.
+        bits: The number of bits of a value, from 8.
+        zero_is_white: Whether the largest possible value is black.
     """
     values = _values(image)
     if image.mode == "F":
         values = values * 255 if largest <= 1 else values
-    elif image.mode.startswith("I;16") or largest > 255:
-        values = values >> 8
+    else:
+        transparent, values = values == image.info.get("transparency"), values >> (bits - 8)
+        values = np.where(transparent, 255, 255 - values if zero_is_white else values)
     return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
 
 
