@@ -181,6 +181,14 @@ def test_a_missing_file_becomes_a_failed_prediction(photos):
     assert next(expand(["nowhere.png", photos])) == Path("nowhere.png")
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a/" * 3000 + "b"])
+def test_a_name_that_no_file_can_have_becomes_a_failed_prediction(photos, monkeypatch, name):
+    """A list of thousands of files still gives the predictions of the others."""
+    assert list(expand([photos / "00.png", name])) == [photos / "00.png", Path(name)]
+    stdin(monkeypatch, f"{photos / '00.png'}\n{name}\n{photos / '02.png'}\n".encode())
+    assert list(expand(["-"])) == [photos / "00.png", Path(name), photos / "02.png"]
+
+
 def test_a_folder_without_images_and_no_inputs_are_errors(tmp_path):
     with pytest.raises(SemaugError, match="no images in the folder"):
         expand([tmp_path])

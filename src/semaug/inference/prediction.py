@@ -84,16 +84,16 @@ def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
         if text == "-":
             sources.append(_stdin())
             continue
-        if path.is_dir():
+        if os.path.isdir(path):  # unlike Path.is_dir, no error for a name that is too long
             files = _images(path)
-        elif path.exists() or not set("*?[") & set(text):  # before patterns: a file name may contain brackets
+        elif os.path.exists(path) or not set("*?[") & set(text):  # before patterns: a file name may contain brackets
             files = iter([path])
         else:
             files = _matches(path)
         first = next(files, None)
         if first is None:
             raise DataError(
-                f"there are no images in the folder {text}" if path.is_dir() else f"no image matches {text}"
+                f"there are no images in the folder {text}" if os.path.isdir(path) else f"no image matches {text}"
             )
         sources += [iter([first]), files]
     if not sources:
@@ -104,7 +104,7 @@ def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
 def _stdin() -> Iterator[Path]:
     for line in sys.stdin.buffer:  # bytes: a file name need not be valid text
         if name := os.fsdecode(line.rstrip(b"\r\n")):
-            yield from _images(Path(name)) if Path(name).is_dir() else [Path(name)]
+            yield from _images(Path(name)) if os.path.isdir(name) else [Path(name)]
 
 
 def _matches(pattern: Path) -> Iterator[Path]:
@@ -117,7 +117,7 @@ def _matches(pattern: Path) -> Iterator[Path]:
         return
     start = next(place for place, part in enumerate(pattern.parts) if set("*?[") & set(part))
     folder, wanted = Path(*pattern.parts[:start]), (*pattern.parts[start:], "**")
-    if folder.is_dir():
+    if os.path.isdir(folder):
         yield from (file for file in _images(folder) if _fits(file.relative_to(folder).parts, wanted))
 
 
