@@ -411,6 +411,19 @@ def test_damage_between_the_index_and_the_images_is_one_sentence_for_each(photos
         data.splits["train"].load(0)
 
 
+def test_files_that_a_saved_data_set_names_and_lacks_are_one_short_sentence(photos: DataSet, tmp_path: Path) -> None:
+    folder = saved(photos, tmp_path / "saved")
+    names = {"dataset_dict.json": "splits", "train/state.json": "_data_files"}
+    for name, key in names.items():
+        original = (folder / name).read_text()
+        for other in ("absent", "x" * 100_000):
+            value = [other] if key == "splits" else [{"filename": other}]
+            (folder / name).write_text(json.dumps({**json.loads(original), key: value}))
+            with pytest.raises(DataError, match=rf"{name}: '{other[:99]}…?' is missing$"):
+                read_data(str(folder))
+        (folder / name).write_text(original)
+
+
 def test_features_that_are_no_features_are_ignored(photos: DataSet, tmp_path: Path) -> None:
     folder = saved(photos, tmp_path / "saved")
     for file in folder.rglob("dataset_info.json"):

@@ -77,7 +77,7 @@ def read_saved(folder: Path) -> DataSet:
     parts = [("train", folder)]
     if (folder / "dataset_dict.json").is_file():
         named: _Splits = read_json(folder / "dataset_dict.json", _Splits)
-        below = [Field(name, str(folder)).below(folder) for name in named["splits"]]
+        below = [_present(Field(name, str(folder / "dataset_dict.json")), folder) for name in named["splits"]]
         parts = list(zip(splits_in(list(map(Path, named["splits"]))), below, strict=True))
     files: list[Path] = []
     rows: list[PackedRow] = []
@@ -86,7 +86,7 @@ def read_saved(folder: Path) -> DataSet:
         state: _State = read_json(part / "state.json", _State)
         features = _features(read_json(part / "dataset_info.json", dict[str, Any]))
         for entry in state["_data_files"]:
-            file = Field(entry["filename"], str(part / "state.json")).below(part)
+            file = _present(Field(entry["filename"], str(part / "state.json")), part)
             prefix = file.relative_to(folder).as_posix()
             with reading(file):
                 own, names = _arrow_rows(file, len(files), split, prefix, features)
@@ -94,6 +94,13 @@ def read_saved(folder: Path) -> DataSet:
             order += names or ()
             files.append(file)
     return packed_data(folder, files, _labelled(rows, folder), order)
+
+
+def _present(name: Field, folder: Path) -> Path:
+    path = name.below(folder)
+    if not os.path.exists(path):  # as for a name that is too long for a message
+        raise DataError(f"{name.place}: {shown(name.text)} is missing")
+    return path
 
 
 def _arrow_rows(
