@@ -202,3 +202,18 @@ def test_a_snapshot_keeps_values_strides_and_shared_memory(tmp_path: Path) -> No
     loaded = checkpoints.load(tmp_path / "copy")
     assert loaded is not None
     assert torch.equal(loaded["weight"], expected)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_too_little_memory_is_no_damage(tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    file = tmp_path / "last"
+    for epoch in (1, 2):
+        checkpoints.save(file, {"epoch": epoch})
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", fail)
+        with pytest.raises(type(error)):
+            checkpoints.load(file)
+    assert checkpoints.load(file) == {"epoch": 2}

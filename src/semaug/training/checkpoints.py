@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from semaug.util.errors import FileError, RunError
+from semaug.util.errors import FileError, RunError, lacks_memory
 from semaug.util.files import write_atomically
 from semaug.util.progress import Progress
 from semaug.util.untrusted import CHUNK_BYTES, open_regular
@@ -135,6 +135,8 @@ def _read(file: Path, run: str | None) -> State | None:
     try:
         with warnings.catch_warnings(action="ignore"):  # of formats that torch does not expect
             state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    except Exception:  # zip and pickle raise many kinds; a file with code in it counts as damaged
+    except Exception as error:  # zip and pickle raise many kinds; a file with code in it counts as damaged
+        if isinstance(error, MemoryError | RuntimeError) and lacks_memory(error):
+            raise
         return None
     return state if isinstance(state, dict) else None
