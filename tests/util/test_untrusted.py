@@ -1,5 +1,6 @@
 """Bounded reads of regular files, and JSON of a known form."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -133,3 +134,15 @@ def test_arrays_of_another_shape_or_size_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.npy")
     with pytest.raises(FileError, match="not a regular file"):
         map_array(tmp_path / "pipe.npy", (2, 3), np.uint8)
+
+
+def test_an_array_that_the_system_does_not_map_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    monkeypatch.setattr(np, "memmap", fail)
+    with pytest.raises(FileError, match=r"cannot read .*a\.npy: Too many open files"):
+        map_array(tmp_path / "a.npy", (3,), np.float64)

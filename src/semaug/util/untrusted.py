@@ -219,6 +219,8 @@ def map_array(path: Path, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any
             # empty arrays cannot be mapped
             mapped = np.memmap(file, dtype, "c", file.tell(), shape) if math.prod(shape) else np.empty(shape, dtype)
             return cast(npt.NDArray[Any], mapped)
+        except OSError as error:  # too many open files, no memory
+            raise FileError(f"cannot read {path}: {error.strerror or error}") from error
         except Exception as error:
             raise FileError(f"{path} is damaged; remove it") from error
 
