@@ -1,5 +1,8 @@
 """The line of an epoch."""
 
+import errno
+import io
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,3 +47,12 @@ def test_an_epoch_without_validation_and_one_that_is_not_finite(capsys: pytest.C
     Progress().epoch({name: value for name, value in ROW.items() if name != "val_top1"}, 2)
     assert capsys.readouterr().err.strip() == "epoch 2/2 · loss 1.500 · train 50.0 % · 640 images/s · 0 s left"
     assert "val 25.0 % · 12 validation images without finite numbers · 640" in line(capsys, val_not_finite=12)
+
+
+def test_messages_that_cannot_be_written_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    Progress().say("epoch 1")

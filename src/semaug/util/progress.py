@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -35,7 +35,8 @@ class Progress:
 
     def say(self, message: str) -> None:
         """Print a message."""
-        self.console.print(printable(message), markup=False, soft_wrap=True)
+        with suppress(OSError):  # training does not end because its log cannot be written
+            self.console.print(printable(message), markup=False, soft_wrap=True)
 
     @contextmanager
     def task(self, name: str, total: int) -> Iterator[ProgressCallback]:
