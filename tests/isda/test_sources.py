@@ -557,3 +557,18 @@ def test_fixed_trace_survives_outputs_that_underflow(activation):
 def test_features_of_another_dimension_raise_an_error():
     with pytest.raises(ValueError, match="need features"):
         ClassCovariance(4, 4).update(torch.randn(2, 5), torch.tensor([0, 1]))
+
+
+@forms
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_statistics_have_fp32_at_least_whatever_the_default_precision(form, dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        source = ClassCovariance(CLASSES, 3, form)
+    finally:
+        torch.set_default_dtype(before)
+    features, labels = labelled(0, 4000, 3)
+    for part in range(0, 4000, 40):
+        source.update(features[part : part + 40], labels[part : part + 40])
+    np.testing.assert_allclose(source.covariance(), by_numpy(features, labels, form), rtol=1e-3, atol=1e-3)

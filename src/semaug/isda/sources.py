@@ -145,9 +145,10 @@ class ClassCovariance(Source, WideBuffers):
             raise ValueError(f"sharing must be one of {', '.join(get_args(Sharing))}, not {sharing!r}")
         self.num_classes, self.feature_dim, self.form, self.sharing = num_classes, feature_dim, form, sharing
         shape = (num_classes, feature_dim) + ((feature_dim,) if form == "full" else ())
-        self.register_buffer("count", torch.zeros(num_classes))
-        self.register_buffer("mean", torch.zeros(num_classes, feature_dim))
-        self.register_buffer("deviation", torch.zeros(shape))
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.register_buffer("count", torch.zeros(num_classes, dtype=dtype))
+        self.register_buffer("mean", torch.zeros(num_classes, feature_dim, dtype=dtype))
+        self.register_buffer("deviation", torch.zeros(shape, dtype=dtype))
         self.register_buffer("_single", None, persistent=False)
 
     def set_class_images(self, images: Sequence[int]) -> None:
