@@ -198,3 +198,9 @@ def test_a_training_loop_ends_with_the_share_and_resumes_exactly():
     plain = nn.functional.cross_entropy(head(features), labels).item()
     assert loss == pytest.approx(plain + module.SHARE * (math.log(CLASSES) - plain), rel=0.1)
     assert float(criterion.strength.value) > 0
+
+
+def test_an_empty_batch_is_refused() -> None:
+    features, labels, head, covariance = batch()
+    with pytest.raises(ValueError, match="micro-batch is empty"):
+        AutoStrength().observe(features[:0], labels[:0], head, semaug.Diagonal(covariance.variance[:0]))

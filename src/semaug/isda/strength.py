@@ -199,7 +199,12 @@ class AutoStrength(Strength):
 
         Args:
             features, labels, head, covariance, share, label_smoothing: As in :meth:`Strength.observe`.
+
+        Raises:
+            ValueError: If the micro-batch is empty.
         """
+        if not len(labels):
+            raise ValueError("the micro-batch is empty: the strength needs at least one sample")
         target = target_of(labels, head[0], label_smoothing)
         logits = plain_logits(features, *head)
         # For a soft label that has one class, the term of that class is 0 up to rounding: not less, or the bound of λ
