@@ -259,3 +259,22 @@ def test_the_snippet_of_the_readme_works_for_any_model() -> None:
     assert frozen["resnet18"] == 5
     assert frozen["own"] == frozen["sequence"] == 1
     assert learner(source=semaug.ClassCovariance(3, 8)).network.frozen_blocks == 0
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_step_without_gradients_is_refused_and_changes_nothing(context: Callable[[], Any]) -> None:
+    model = Classifier()
+    learner = semaug.LearnableAugmentation(model, torch.optim.SGD(model.parameters(), lr=0.1), strength=1.0)
+    before = [value.clone() for value in (*model.state_dict().values(), *learner.source.state_dict().values())]
+    with context(), pytest.raises(ValueError, match="gradients are switched off"):
+        learner.step(IMAGES, LABELS)
+    after = (*model.state_dict().values(), *learner.source.state_dict().values())
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert "train_loss" in learner.step(IMAGES, LABELS)
+
+
+def test_a_number_instead_of_images_is_refused() -> None:
+    model = Classifier()
+    learner = semaug.LearnableAugmentation(model, torch.optim.SGD(model.parameters(), lr=0.1), strength=1.0)
+    with pytest.raises(ValueError, match="at least 2 images, not 0"):
+        learner.step(torch.tensor(1.0), LABELS)

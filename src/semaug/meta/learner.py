@@ -235,6 +235,8 @@ class LearnableAugmentation:
         return {**both[0], **both[1], **dict(zip(shared, means.unbind(), strict=True))}
 
     def _check(self, images: Tensor, labels: Tensor) -> None:
+        if not torch.is_grad_enabled():
+            raise ValueError("gradients are switched off: call step() outside torch.no_grad() and inference_mode()")
         for name, value in (("images", images), ("labels", labels)):
             if not isinstance(value, Tensor):
                 raise ValueError(f"{name} must be a tensor, not a {type(value).__name__}")
@@ -243,7 +245,7 @@ class LearnableAugmentation:
         dtypes = images.dtype, self.network.head.weight.dtype
         if len({torch.promote_types(dtype, torch.float32) for dtype in dtypes}) > 1:
             raise ValueError(f"images of {dtypes[0]} do not match a head of {dtypes[1]}")
-        count = images.shape[0]
+        count = len(images) if images.ndim else 0
         if count < 2:
             raise ValueError(f"a batch is cut in two halves and needs at least 2 images, not {count}; use drop_last")
         if labels.shape[:1] != (count,):
