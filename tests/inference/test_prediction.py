@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -131,7 +132,7 @@ def test_patterns_match_images_and_folders(photos):
 
 def test_an_empty_name_is_not_the_working_directory(photos, monkeypatch):
     monkeypatch.chdir(photos)
-    with pytest.raises(SemaugError, match="one of the images has an empty name"):
+    with pytest.raises(SemaugError, match="the name of an image is empty"):
         expand(["00.png", ""])
     assert len(list(expand(["."]))) == len(list(expand([photos])))
 
@@ -165,10 +166,9 @@ def test_standard_input_lists_files_and_folders(monkeypatch, photos):
 
 
 def test_standard_input_is_read_line_by_line(monkeypatch):
-    class Endless:
-        buffer = (f"{i}.png\n".encode() for i in itertools.count())
-
-    monkeypatch.setattr(sys, "stdin", Endless)
+    lines = (f"{i}.png\n".encode() for i in itertools.count())
+    endless = SimpleNamespace(readline=lambda limit: next(lines))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=endless))
     assert [str(path) for path in itertools.islice(expand(["-"]), 2)] == ["0.png", "1.png"]
 
 
@@ -401,3 +401,16 @@ def test_from_folder_to_table(classifier, photos, tmp_path):
         labels, probabilities = alone(classifier, row["path"])
         assert row["label"].removeprefix("'") == labels[0]
         assert float(row["probability_2"]) == pytest.approx(probabilities[1], abs=1e-4)
+
+
+def test_a_list_with_a_name_that_is_too_long_is_predicted_and_one_without_lines_refused(
+    classifier, photos, monkeypatch
+):
+    stdin(monkeypatch, b"x" * 5000 + b"\n" + os.fsencode(photos) + b"\n")
+    first, *others = predict(classifier, expand(["-"]), 1)
+    assert "File name too long" in first.error
+    assert others
+    assert all(prediction.error is None for prediction in others)
+    stdin(monkeypatch, b"\0" * 10**6)
+    with pytest.raises(SemaugError, match="a line on standard input has more than 65536 bytes"):
+        list(expand(["-"]))

@@ -27,6 +27,7 @@ from semaug.util.errors import DataError, SemaugError, SettingError
 from semaug.util.files import open_atomically, refuse_foreign
 from semaug.util.names import escape_formula, printable, shown
 
+MAX_LINE = 2**16  # of a list of files; longer than any system's paths
 # How our files begin; a table of labels begins with "path,label" too.
 _OUR_TABLE = b"path,label,probability"
 _OUR_LINES = re.compile(rb'\{"path": "(?:[^"\\]|\\.)*", "predictions": \[')
@@ -78,23 +79,21 @@ def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
     """
     sources: list[Iterator[Path]] = []
     for text in map(str, inputs):
-        path = Path(text)
+        path, is_folder = Path(text), os.path.isdir(text)  # unlike Path.is_dir, False for a name that is too long
         if not text:  # as from a variable of the shell that is not set; the path of the working directory
-            raise DataError("one of the images has an empty name; for all images in this folder, name it as .")
+            raise DataError("the name of an image is empty; for all images in this folder, use .")
         if text == "-":
             sources.append(_stdin())
             continue
-        if os.path.isdir(path):  # unlike Path.is_dir, no error for a name that is too long
+        if is_folder:
             files = _images(path)
-        elif os.path.exists(path) or not set("*?[") & set(text):  # before patterns: a file name may contain brackets
+        elif os.path.exists(text) or not set("*?[") & set(text):  # before patterns: a file name may contain brackets
             files = iter([path])
         else:
             files = _matches(path)
         first = next(files, None)
         if first is None:
-            raise DataError(
-                f"there are no images in the folder {text}" if os.path.isdir(path) else f"no image matches {text}"
-            )
+            raise DataError(f"there are no images in the folder {text}" if is_folder else f"no image matches {text}")
         sources += [iter([first]), files]
     if not sources:
         raise DataError("there is nothing to classify: name files, folders or patterns, or - for a list on stdin")
@@ -102,7 +101,9 @@ def expand(inputs: Iterable[Path | str]) -> Iterator[Path]:
 
 
 def _stdin() -> Iterator[Path]:
-    for line in sys.stdin.buffer:  # bytes: a file name need not be valid text
+    while line := sys.stdin.buffer.readline(MAX_LINE + 1):  # bytes: a file name need not be valid text
+        if len(line) > MAX_LINE:
+            raise DataError(f"a line on standard input has more than {MAX_LINE} bytes: no file has such a name")
         if name := os.fsdecode(line.rstrip(b"\r\n")):
             yield from _images(Path(name)) if os.path.isdir(name) else [Path(name)]
 
