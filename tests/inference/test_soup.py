@@ -124,3 +124,9 @@ def test_runs_that_do_not_go_together_are_refused(good: Path, run: Path, colours
     with pytest.raises(RunError, match="held out no validation images"):
         soup([good, last], tmp_path / "soup")
     assert main(["soup", str(good), "--output", str(tmp_path / "soup")]) == 2
+
+
+def test_a_run_that_is_named_twice_is_refused(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "link").symlink_to(good)
+    assert main(["soup", str(good), str(tmp_path / "link"), "--output", str(tmp_path / "soup")]) == 2
+    assert capsys.readouterr().err == "semaug: a run is named twice\n"

@@ -66,6 +66,8 @@ def soup(
         >>> soup([Path("runs/a"), Path("runs/b")], Path("runs/soup"))  # doctest: +SKIP
     """
     _refuse_content(output)
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise RunError("a run is named twice")
     members = [load_classifier(run, device) for run in runs]
     data, splits = _common_data(members)
     accuracy = "mean_class_accuracy" if members[0].config.get("select_by") == "mean-of-classes" else "top1"
