@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,7 @@ def test_too_little_memory_for_pytorch_is_one_sentence(gigabytes: int) -> None:
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("can't start new thread"),
         RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        RuntimeError("could not create a primitive"),
         ImportError("libscipy.so: failed to map segment from shared object"),
     ],
 )
@@ -134,6 +136,26 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(photos: Path, tmp_path: 
     assert code == 2
     *_, last = errors.splitlines()
     assert last.startswith("semaug: cannot write to /proc/.cache/semaug: No such file or directory; choose")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cache --folder PATH",
+        "train --model small --pretrained False --data DATA --cache PATH",
+        "train --config PATH",
+        "train --dry-run --cache PATH",
+    ],
+)
+def test_a_home_folder_that_nobody_knows_is_one_sentence(
+    command: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # for the output of train
+    path = "~no-such-user/semaug"
+    assert main([{"PATH": path, "DATA": str(photos)}.get(word, word) for word in command.split()]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line == f"semaug: nobody knows the home folder in {path}: set HOME, or write the whole path"
+    assert not list(tmp_path.glob("~*"))
 
 
 def test_paths_that_are_too_long_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,6 +219,9 @@ def test_what_a_user_names_cannot_control_the_terminal(
     [
         ({"RANK": "x"}, "the environment variable RANK is 'x' and not a number; use torchrun"),
         ({"WORLD_SIZE": "-2"}, "the environment variable WORLD_SIZE is '-2' and not a number; use torchrun"),
+        ({"LOCAL_RANK": "x"}, "the environment variable LOCAL_RANK is 'x' and not a number; use torchrun"),
+        ({"MASTER_PORT": "0"}, "the environment variable MASTER_PORT is not from 1 to 65535; use torchrun"),
+        ({"MASTER_PORT": "65536"}, "the environment variable MASTER_PORT is not from 1 to 65535; use torchrun"),
         ({"RANK": "2"}, "the environment variable RANK is not below WORLD_SIZE; use torchrun"),
     ],
 )
@@ -226,6 +251,22 @@ def test_a_process_that_is_alone_ends_in_one_sentence(rank: str, monkeypatch: py
     monkeypatch.setattr(distributed, "START_SECONDS", 1)
     with pytest.raises(TrainingError, match="not all of the 2 processes connected to '127.0.0.1:.*' within 1 seconds"):
         distributed.initialize("cpu")
+
+
+def test_a_rendezvous_that_keeps_no_limit_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's does not, if it cannot resolve the name of the machine."""
+    launched(monkeypatch)
+    ended = threading.Event()
+    monkeypatch.setattr(
+        sys.modules["torch.distributed.rendezvous"], "rendezvous", lambda *_, **__: iter(ended.wait, None)
+    )
+    monkeypatch.setattr(distributed, "START_SECONDS", 0)
+    monkeypatch.setattr(distributed, "GRACE_SECONDS", 0.1)
+    try:
+        with pytest.raises(TrainingError, match="not all of the 2 processes have met"):
+            distributed.initialize("cpu")
+    finally:
+        ended.set()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

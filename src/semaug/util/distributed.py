@@ -7,6 +7,7 @@ errors of a lost connection into :class:`PeerLostError`.
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,6 +22,7 @@ from semaug.util.names import shown
 
 Value = TypeVar("Value")
 START_SECONDS = 60
+GRACE_SECONDS = 5
 BUCKET = 32 * 2**20  # bytes: small tensors travel together until they reach this size
 
 
@@ -58,10 +60,12 @@ def is_launched() -> bool:
     """Whether torchrun, or a launcher that sets the same environment, has started several processes."""
     if not all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         return False
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
-        value = os.environ[name]
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"):
+        value = os.environ.get(name, "0")
         if not (value.isascii() and value.isdigit() and len(value) < 10):
             raise SettingError(f"the environment variable {name} is {shown(value)} and not a number; use torchrun")
+    if not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
+        raise SettingError("the environment variable MASTER_PORT is not from 1 to 65535; use torchrun")
     if int(os.environ["RANK"]) >= max(1, int(os.environ["WORLD_SIZE"])):
         raise SettingError("the environment variable RANK is not below WORLD_SIZE; use torchrun")
     return int(os.environ["WORLD_SIZE"]) > 1
@@ -127,9 +131,10 @@ def _meet() -> Any:
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
-    while waiting.is_alive():  # in this thread Python would not see signals while torch waits
+    deadline = time.monotonic() + START_SECONDS + GRACE_SECONDS  # torch does not always keep its limit
+    while waiting.is_alive() and time.monotonic() < deadline:  # in this thread Python would not see signals
         waiting.join(0.1)
-    [store] = result
+    store = result[0] if result else TimeoutError()
     if isinstance(store, Exception):
         total, place = os.environ["WORLD_SIZE"], f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise TrainingError(

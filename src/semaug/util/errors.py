@@ -48,7 +48,14 @@ class FileError(SemaugError):
     """A file cannot be read or written."""
 
 
-_NO_MEMORY = ("allocate memory", "out of memory", "start new thread", "failed to map segment", "without exception set")
+_NO_MEMORY = (
+    "allocate memory",
+    "out of memory",
+    "start new thread",
+    "failed to map segment",
+    "without exception set",
+    "create a primitive",
+)
 
 
 def lacks_memory(error: BaseException) -> bool:
