@@ -129,4 +129,4 @@ def test_runs_that_do_not_go_together_are_refused(good: Path, run: Path, colours
 def test_a_run_that_is_named_twice_is_refused(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "link").symlink_to(good)
     assert main(["soup", str(good), str(tmp_path / "link"), "--output", str(tmp_path / "soup")]) == 2
-    assert capsys.readouterr().err == "semaug: a run is named twice\n"
+    assert capsys.readouterr().err == f"semaug: the run {good} is named twice\n"

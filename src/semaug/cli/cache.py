@@ -21,9 +21,10 @@ class Cache(Command):
 
     def run(self) -> None:
         from semaug.data.cache import delete, entries
+        from semaug.util.files import expanded
         from semaug.util.names import counted
 
-        folder = self.folder.expanduser()
+        folder = expanded(self.folder)
         listed = entries(folder)
         for entry in listed:
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))

@@ -18,6 +18,7 @@ from semaug.network.network import FrozenBlocks
 from semaug.studies.grid import Candidate, CompareConfig
 from semaug.training.settings import TrainConfig
 from semaug.util.errors import SettingError, TrainingError
+from semaug.util.files import expanded
 from semaug.util.names import printable
 from semaug.util.ranges import Jobs, Range, Seed, setting
 
@@ -77,7 +78,7 @@ class Compare(Command):
 
     def config(self) -> CompareConfig:
         """Convert the options to settings of the library."""
-        weights = _by_network("weights", self.weights, lambda text: Path(text).expanduser())
+        weights = _by_network("weights", self.weights, lambda text: expanded(Path(text)))
         frozen = _by_network("frozen_blocks", self.frozen_blocks, _frozen_blocks)
         augmentation = replace(self.training.augmentation, frozen_blocks=frozen.pop("", "auto"))
         shared = replace(self.training, weights=weights.pop("", None), augmentation=augmentation)

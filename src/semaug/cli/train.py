@@ -11,6 +11,7 @@ from semaug.cli.common import Command, show
 from semaug.training.settings import TrainConfig, required
 from semaug.util import distributed
 from semaug.util.errors import DataError, SettingError
+from semaug.util.files import expanded
 from semaug.util.ranges import setting
 
 
@@ -49,7 +50,7 @@ class Train(TrainConfig, Command):
             return options
         from semaug.cli.config_file import read_flags
 
-        return [*read_flags(Path(files[0]).expanduser()), *options]
+        return [*read_flags(expanded(Path(files[0]))), *options]
 
     def run(self) -> None:
         from semaug.data.readers import refuse_ambiguity
@@ -94,7 +95,7 @@ def _rehearse(config: TrainConfig) -> None:
     if len(data.classes) < 2:
         raise DataError(f"{data.name} has a single class; training needs at least two")
     splits = training_splits(data, config.select, config.val_per_class, config.val_fraction, config.seed)
-    cache = None if config.cache is None else config.cache.expanduser()
+    cache = None if config.cache is None else expanded(config.cache)
     hint = None if config.images_on == "stream" else check_free_space(splits, config.preprocessing, cache)
     if hint is not None:
         progress.say(hint)

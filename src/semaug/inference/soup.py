@@ -66,8 +66,10 @@ def soup(
         >>> soup([Path("runs/a"), Path("runs/b")], Path("runs/soup"))  # doctest: +SKIP
     """
     _refuse_content(output)
-    if len({run.resolve() for run in runs}) < len(runs):
-        raise RunError("a run is named twice")
+    places = [run.resolve() for run in runs]
+    twice = next((run for run, place in zip(runs, places, strict=True) if places.count(place) > 1), None)
+    if twice is not None:
+        raise RunError(f"the run {twice} is named twice")
     members = [load_classifier(run, device) for run in runs]
     data, splits = _common_data(members)
     accuracy = "mean_class_accuracy" if members[0].config.get("select_by") == "mean-of-classes" else "top1"

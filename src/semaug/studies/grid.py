@@ -15,6 +15,7 @@ from semaug.studies.scales import stem
 from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import SettingError
+from semaug.util.files import expanded
 
 _SHARED = (
     "data", "data_root", "select", "val_fraction", "val_per_class", "model", "weights", "method", "output", "seed",
@@ -157,7 +158,7 @@ class CompareConfig:
             data=self.data,
             model=arm.network,
             method=method,
-            weights=None if weights is None else weights.expanduser().resolve(),
+            weights=None if weights is None else expanded(weights).resolve(),
             augmentation=METHODS[method].relevant(augmentation),
             seed=seed,
         )

@@ -18,7 +18,7 @@ from semaug.training.batches import PixelLoader
 from semaug.training.run_data import RunData, placed
 from semaug.training.settings import TrainConfig
 from semaug.util.errors import SettingError
-from semaug.util.files import open_atomically
+from semaug.util.files import expanded, open_atomically
 from semaug.util.locks import locked
 from semaug.util.progress import Progress
 from semaug.util.untrusted import map_array
@@ -143,7 +143,7 @@ def _features(
 
     if config.cache is None:
         return torch.cat(compute())
-    cache = config.cache.expanduser()
+    cache = expanded(config.cache)
     file = cache / f"{_key(config, samples, model)}.npy"
     # Of processes that need the same features, one computes them.
     with locked(cache, f"{file.stem}.lock", wait=True):

@@ -17,6 +17,7 @@ from semaug.inference.runs import split_settings
 from semaug.training.batches import Images
 from semaug.training.settings import TrainConfig, required
 from semaug.util.errors import DataError
+from semaug.util.files import expanded
 from semaug.util.progress import Progress
 
 
@@ -83,7 +84,7 @@ def load_run_data(
     """
     splits = training_splits(dataset, **split_settings(vars(config)))
     streams, preprocessing = config.images_on == "stream" or config.freeze == "all", config.preprocessing
-    cache = None if config.cache is None else config.cache.expanduser()
+    cache = None if config.cache is None else expanded(config.cache)
     hint = None if streams else check_free_space(splits, preprocessing, cache)
     if hint is not None:
         progress.say(hint)

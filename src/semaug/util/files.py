@@ -58,6 +58,14 @@ def open_atomically(path: Path, mode: str = "wb", *, keep: Path | None = None, *
             unfinished.unlink(missing_ok=True)
 
 
+def expanded(path: Path) -> Path:
+    """The path with ``~`` replaced by the user's home folder; raises FileError if there is none."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise FileError(f"nobody knows the home folder in {path}: set HOME, or write the whole path") from None
+
+
 def refuse_foreign(path: Path, *beginnings: bytes | re.Pattern[bytes], beside: Iterable[Path] = ()) -> None:
     """Refuse to replace files of another kind, such as one that was named as output by mistake.
 
