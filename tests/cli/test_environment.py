@@ -154,7 +154,7 @@ def test_a_home_folder_that_nobody_knows_is_one_sentence(
     path = "~no-such-user/semaug"
     assert main([{"PATH": path, "DATA": str(photos)}.get(word, word) for word in command.split()]) == 2
     *_, line = capsys.readouterr().err.splitlines()
-    assert line == f"semaug: nobody knows the home folder in {path}: set HOME, or write the whole path"
+    assert line == f"semaug: the home folder of {path} is unknown: set HOME, or write the whole path"
     assert not list(tmp_path.glob("~*"))
 
 

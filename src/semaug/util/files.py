@@ -63,7 +63,7 @@ def expanded(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:
-        raise FileError(f"nobody knows the home folder in {path}: set HOME, or write the whole path") from None
+        raise FileError(f"the home folder of {path} is unknown: set HOME, or write the whole path") from None
 
 
 def refuse_foreign(path: Path, *beginnings: bytes | re.Pattern[bytes], beside: Iterable[Path] = ()) -> None:
