@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from photos import photo_folder
 from semaug.cli.main import main
@@ -195,7 +196,7 @@ def damaged_tables(packed: Path) -> dict[str, tuple[bytes, str]]:
     np.savez(archive, table)
     return {
         "empty": (b"", "cannot be read"),
-        "huge shape": (saved(table).replace(b"5)", b"999999999999)", 1), "cannot be read"),
+        "huge shape": (saved(table).replace(b"6)", b"999999999999)", 1), "cannot be read"),
         "no header": (saved(table)[:8] + b"\x76\0" + b"(" * 118, "cannot be read"),
         "far offset": (with_value((0, 0), 10**12), "the table of the shard"),
         "large size": (with_value((1, 1), 10**9), "the table of the shard"),
@@ -243,10 +244,27 @@ def test_a_damaged_image_is_named(photos: Path, packed: Path) -> None:
     with open(samples.files[0], "r+b") as file:
         file.seek(int(samples.table[0, 0]))
         file.write(b"\0" * 8)
-    reason = "it is not an image of a known format"
+    reason = "the shard train-000000.tar is damaged, or another one of the same size"
     with pytest.raises(DataError, match=f"^cannot read the image {samples.name(0)}: {reason}$"):
         samples.load(0)
     assert samples.name(0) in {read_data(str(photos)).splits["train"].name(i) for i in range(21)}
+
+
+def test_two_shards_that_changed_places_are_noticed(tmp_path: Path) -> None:
+    for i in range(8):
+        file = tmp_path / "photos" / "train" / "ab"[i % 2] / f"{i}.bmp"  # all of one size
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (30 * i, 0, 0)).save(file)
+    write_shards(read_data(str(tmp_path / "photos")), tmp_path / "shards", per_shard=4)
+    first, second = (tmp_path / "shards" / f"train-00000{i}.tar" for i in range(2))
+    assert first.stat().st_size == second.stat().st_size
+    first.rename(tmp_path / "other")
+    second.rename(first)
+    (tmp_path / "other").rename(second)
+    samples = read_shards(tmp_path / "shards").splits["train"]
+    for i in range(8):
+        with pytest.raises(DataError, match=r"is damaged, or another one of the same size$"):
+            samples.load(i)
 
 
 def test_members_have_no_owner_and_no_date(packed: Path) -> None:

@@ -85,7 +85,7 @@ def packed_data(
     splits: dict[str, Samples] = {}
     for split in [split for split in ("train", "val", "test") if split in by_split]:
         own = by_split[split]
-        table = np.array([(row.offset, row.size, index[row.class_name], 0, 0) for row in own], np.int64)
+        table = np.array([(row.offset, row.size, index[row.class_name], 0, 0, -1) for row in own], np.int64)
         # names in tar files, and of the files themselves, need not be text
         paths = tuple(row.name.encode(errors="replace").decode() for row in own)
         digest = hashlib.sha256("\0".join(paths).encode() + table.tobytes()).hexdigest()

@@ -3,8 +3,9 @@
 A folder holds `train-000000.tar` and so on, and `shards.json`: the classes, size and checksum of each tar file, and the
 checksum of its table. Image `000000012` of a split is the members `000000012.jpg` (the bytes of the original file),
 `000000012.cls` (the index of its class) and `000000012.txt` (its name). Beside each tar file is a table (.npy) of where
-they are, followed by the names, so that any image can be read directly, and names without the tar file. Images are
-shuffled when they are written, so that reading one shard after the other sees all classes (:mod:`semaug.data.stream`).
+they are, with a checksum of each, followed by the names, so that any image can be read directly, and names without the
+tar file. Images are shuffled when they are written, so that reading one shard after the other sees all classes
+(:mod:`semaug.data.stream`).
 """
 
 import hashlib
@@ -12,6 +13,7 @@ import io
 import os
 import random
 import tarfile
+import zlib
 from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -34,7 +36,9 @@ MANIFEST, UNFINISHED = "shards.json", "shards.part.json"
 _VERSION = 2
 _MAX_NAME_BYTES = 4096
 Table = npt.NDArray[np.int64]
-"""A row for each image: offset and size of its bytes, its class, offset and size of its name."""
+"""A row for each image: offset and size of its bytes, its class, offset and size of its name, and the CRC-32 of its
+bytes (-1 if it is unknown).
+"""
 
 
 class _Shard(TypedDict):
@@ -126,7 +130,7 @@ def _write_shard(file: Path, samples: Samples, indices: list[int], first: int) -
                 member.size = len(data)
                 offsets.append(archive.offset + tarfile.BLOCKSIZE)  # after the header
                 archive.addfile(member, io.BytesIO(data))
-            table.append((offsets[0], len(content), label, offsets[2], len(name)))
+            table.append((offsets[0], len(content), label, offsets[2], len(name), zlib.crc32(content)))
             names.append(name)
     packed = io.BytesIO()
     np.save(packed, np.array(table, dtype=np.int64), allow_pickle=False)
@@ -220,16 +224,16 @@ def _table(file: Path, entry: _Shard, classes: int) -> Table:
         with open_regular(file) as archive:
             size = os.fstat(archive.fileno()).st_size
         with open_regular(_table_file(file)) as content:
-            table = read_array(content, 40 * entry["images"])
+            table = read_array(content, 48 * entry["images"])
             names = read_array(content, _MAX_NAME_BYTES * entry["images"])
             names_at = content.tell() - names.nbytes
     except FileError as error:
         raise DataError(f"the shard {file} cannot be read: {error}") from error
     if size != entry["bytes"]:
         raise DataError(f"the shard {file} is damaged: it has {size} bytes instead of {entry['bytes']}")
-    is_sound = table.dtype == np.int64 and table.shape == (entry["images"], 5) and bool((table >= 0).all())
+    is_sound = table.dtype == np.int64 and table.shape == (entry["images"], 6) and bool((table >= 0).all())
     if is_sound:
-        offset, length, label, _, name_length = table.T
+        offset, length, label, _, name_length, _ = table.T
         is_sound = bool((length <= np.minimum(size - offset, MAX_IMAGE_BYTES)).all() and (label < classes).all())
         is_sound &= bool((name_length <= _MAX_NAME_BYTES).all())
         is_sound &= names.dtype == np.uint8 and names.shape == (name_length.sum(),)
@@ -256,8 +260,11 @@ class ShardedImages:
         return len(self.table)
 
     def content(self, i: int) -> bytes:
-        """The bytes of the file of image `i`."""
-        return _read_part(self.files[self.shard[i]], self.table[i, :2])
+        """The bytes of the file of image `i`; raises DataError if they have changed since the shard was written."""
+        content, expected = _read_part(self.files[self.shard[i]], self.table[i, :2]), int(self.table[i, 5])
+        if expected not in (-1, zlib.crc32(content)):
+            raise DataError(f"the shard {self.files[self.shard[i]].name} is damaged, or another one of the same size")
+        return content
 
     def load(self, i: int) -> Image.Image:
         try:
@@ -267,7 +274,7 @@ class ShardedImages:
             raise DataError(reason) from error.__cause__
 
     def name(self, i: int) -> str:
-        return _read_part(_table_file(self.files[self.shard[i]]), self.table[i, 3:]).decode(errors="replace")
+        return _read_part(_table_file(self.files[self.shard[i]]), self.table[i, 3:5]).decode(errors="replace")
 
     def fingerprint(self, *, dates: bool = True) -> str:
         return self.digest
