@@ -806,8 +806,12 @@ def test_autocast_around_the_step_is_as_good_as_the_option(order: Any) -> None:
                 metrics = learner.step(images, labels)
         results.append(({**model.state_dict(), **learner.source.state_dict()}, metrics))
     torch.testing.assert_close(*results, rtol=0, atol=0)
-    with torch.autocast("cpu", torch.float16), pytest.raises(ValueError, match="fp16 around step\\(\\) needs scaler"):
+    with torch.autocast("cpu", torch.float16), pytest.raises(ValueError, match="fp16 needs scaler"):
         learner.step(images, labels)
+    fp16 = semaug.LearnableAugmentation(model, optimizer, frozen_blocks=1, autocast=torch.float16)
+    fp16.set_progress(0.5)
+    with pytest.raises(ValueError, match="fp16 needs scaler"):
+        fp16.step(images, labels)
     learner.step(images, labels)  # without autocast in full precision again
     assert learner.executor.precision is None
 

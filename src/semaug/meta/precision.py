@@ -32,8 +32,8 @@ class MixedPrecision:
         """Adopt the precision of a `torch.autocast` around the step, and switch it off outside the passes."""
         enabled = torch.is_autocast_enabled(self.device)
         self._surrounding = torch.get_autocast_dtype(self.device) if enabled else None
-        if self.dtype == torch.float16 and self._surrounding is not None and self.scaler is None:
-            raise ValueError("autocast to fp16 around step() needs scaler=…, the GradScaler; or use bf16")
+        if self.dtype == torch.float16 and self.scaler is None:  # small gradients would be lost
+            raise ValueError("autocast to fp16 needs scaler=…, the GradScaler; or use bf16")
         with torch.autocast(self.device, enabled=False):
             yield
 
