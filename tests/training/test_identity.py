@@ -170,7 +170,7 @@ def test_a_damaged_calibration_is_deleted_and_fitted_again(run: Path, data: Path
     (run / "calibration.json").write_text(json.dumps(CALIBRATION))
     for command in (["predict", run, data], ["evaluate", run, "--calibrate"], ["export", run, run.parent / "exported"]):
         code, shown = semaug(*command)
-        assert (code, shown.endswith("not that in manifest.json; delete it, and calibrate the run again")) == (2, True)
+        assert (code, shown.endswith("the one in manifest.json; delete it, and calibrate the run again")) == (2, True)
     (run / "calibration.json").unlink()
     assert semaug("evaluate", run, "--calibrate")[0] == 0
     assert (run / "calibration.json").read_bytes() == fitted

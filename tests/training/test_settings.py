@@ -67,7 +67,7 @@ def test_every_number_has_a_range(settings: type) -> None:
 
 def test_the_help_names_the_ranges() -> None:
     hints = {option.name: help.help_behavior_hint for option, _, help in options(Train)}
-    assert hints["clip_norm"] == "(default: no limit; above 0)"
+    assert hints["clip_norm"] == "(default: no clipping; above 0)"
     assert hints["seed"] == "(default: 0; at least 0)"
     assert hints["depth"] == "(default: 1; from 1 to 100)"
     limited = {name for name, hint in hints.items() if re.search(r"; (at least|at most|above|from) [^;]*\)$", hint)}
