@@ -15,6 +15,7 @@ from semaug.cli.main import main
 from semaug.training import checkpoints, trainer
 from semaug.training.run_directory import RunDirectory
 from semaug.util import locks
+from semaug.util.errors import DataError
 from semaug.util.locks import LOCK
 
 Command = Callable[..., tuple[int, str]]
@@ -217,6 +218,28 @@ def test_a_finished_run_is_not_trained_again_if_its_metrics_are_gone(run: Path, 
     code, shown = semaug(*arguments(data, run))
     assert (code, "holds a run without its checkpoints" in shown) == (2, True)
     assert contents(run) == before
+
+
+@pytest.mark.parametrize("option", [("--data", "no/such/photos"), ("--model", "no_such_network")])
+def test_a_run_that_fails_before_its_first_step_leaves_nothing(
+    data: Path, tmp_path: Path, semaug: Command, option: tuple[str, str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in ("new", "empty"):
+        assert semaug(*arguments(data, tmp_path / folder), *option)[0] == 2
+    assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
+
+
+def test_a_run_that_fails_removes_no_description_but_its_own(
+    data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(*_: object) -> None:
+        (tmp_path / "run" / "config.json").write_text("{}")
+        raise DataError("the images are gone")
+
+    monkeypatch.setattr(trainer, "load_run_data", replaced)
+    assert semaug(*arguments(data, tmp_path / "run"))[0] == 2
+    assert (tmp_path / "run" / "config.json").read_text() == "{}"
 
 
 def test_an_output_inside_the_data_is_one_sentence(own_data: Path, semaug: Command) -> None:

@@ -188,7 +188,7 @@ def _check_weights(build: Callable[[], nn.Module], weights: Mapping[str, Tensor]
         try:
             with torch.device("meta"):
                 model = build()
-        except NotImplementedError:  # a few networks read values of tensors when they are built
+        except RuntimeError:  # a few networks read values of tensors when they are built
             with _WithoutParameters():
                 model = build()
         with torch.device("meta"):

@@ -26,7 +26,7 @@ from semaug.training import checkpoints
 from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, identifying
 from semaug.util import distributed
-from semaug.util.errors import DataError, FileError, RunError
+from semaug.util.errors import DataError, FileError, RunError, SemaugError
 from semaug.util.files import leftovers, write_atomically, write_json
 from semaug.util.locks import LOCK, locked
 from semaug.util.progress import Progress
@@ -66,6 +66,7 @@ class RunDirectory:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         self._lock = ExitStack()
+        self._begins = self._made_folder = False  # whether the run began with this process, and the folder with it
         self._run, self._data = "", ""  # the run's name and the fingerprint of its data, as in manifest.json
         self._weights: str | None = None  # likewise, the checksum of the weights that it started from
 
@@ -74,9 +75,22 @@ class RunDirectory:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._writer.shutdown()
+        withdrawn = self._begins and error is not None and issubclass(error, SemaugError) and self._withdraw()
         self._lock.close()
+        if withdrawn and self._made_folder:
+            with suppress(OSError):  # the user has put something into it
+                self.folder.rmdir()
         if error is None:  # else that is the one to report
             self.wait()
+
+    def _withdraw(self) -> bool:
+        """Remove the description of a run that failed before its first checkpoint, as for a misspelled setting."""
+        useful = ("checkpoints", "bad_images.json", *_RESULTS)
+        if not self._is_in_place() or any((self.folder / name).exists() for name in useful):
+            return False
+        for name in ("classes.json", "split.json", MANIFEST, "config.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        return True
 
     def claim(self, config: TrainConfig, progress: Progress) -> bool:
         """Create the directory with its config.json, or check that it holds the same run; returns if that is complete.
@@ -94,12 +108,13 @@ class RunDirectory:
 
     def _claim(self, config: TrainConfig, progress: Progress) -> bool:
         folder = self.folder
+        self._made_folder = not folder.exists()
         self._lock.enter_context(locked(folder))
         before = self._previous()
         for leftover in (*leftovers(folder), *leftovers(folder / "checkpoints")):
             leftover.unlink(missing_ok=True)
         if before is None:
-            self._run = secrets.token_hex(8)
+            self._run, self._begins = secrets.token_hex(8), True
             header = {"format": FORMAT, "version": semaug.__version__, "run": self._run}
             header["started"] = datetime.now(UTC).isoformat(timespec="seconds")
             header["composite"] = METHODS[config.method].composite
@@ -202,10 +217,14 @@ class RunDirectory:
         """The mark in the checkpoints of this run on these data."""
         return f"{self._run}-{self._data[:16]}"
 
+    def _is_in_place(self) -> bool:
+        """Whether the folder is still that of this run."""
+        file = self.folder / "config.json"
+        return file.is_file() and read_json(file, dict[str, Any]).get("run") == self._run
+
     def _check_place(self) -> None:
         """Raise a FileError if the folder is no longer that of this run; writing would create it again."""
-        file = self.folder / "config.json"
-        if self._run and (not file.is_file() or read_json(file, dict[str, Any]).get("run") != self._run):
+        if self._run and not self._is_in_place():
             raise FileError(f"{self.folder} was deleted, moved or replaced during training; nothing can be saved there")
 
     def load(self, name: str) -> dict[str, Any] | None:
