@@ -192,9 +192,11 @@ def _write_onnx(model: nn.Module, inputs: Tensor, folder: Path, classes: int) ->
     """Write model.onnx if it agrees with the model; returns the largest difference in logits."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".onnx-") as scratch:
         file = Path(scratch) / _ONNX_FILES[0]
+        # The exporter of torch 2.11 writes a loop for a network in the layout channels last.
+        contiguous = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
         try:
             torch.onnx.export(
-                model,
+                contiguous,
                 (inputs[:2],),  # the exporter would take a batch size of 1 for a constant
                 file,
                 dynamo=True,
