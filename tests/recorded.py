@@ -125,7 +125,7 @@ def patch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda device: none())
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda device, pool: None)
     monkeypatch.setattr(graphs, "_empty_like", torch.zeros_like)  # a recording computes with what is there
-    monkeypatch.setattr(graphs, "_stream", lambda device: None)
+    monkeypatch.setattr(graphs, "stream_for", lambda purpose, device: None)
     monkeypatch.setattr(graphs, "_noting_waits", _noting_waits)
     monkeypatch.setattr(randomness, "_read", lambda device: (torch.get_rng_state(), torch.zeros(16, dtype=torch.uint8)))
     monkeypatch.setattr(randomness, "_set", lambda state, device: torch.set_rng_state(state[0]))

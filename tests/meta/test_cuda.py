@@ -12,7 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import rank_gpu
 import semaug
 from semaug.meta.problem import global_norm
+from semaug.meta.streams import SideStream
 from semaug.network.network import Network
+from semaug.util.devices import stream_for
 from several import in_processes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -148,3 +150,18 @@ def test_ranks_on_one_gpu_do_what_one_process_does(mode: str) -> None:
     """In fp64: NCCL's sums over one rank, and gloo's over two that share the GPU."""
     script = Path(rank_gpu.__file__)
     in_processes(rank_gpu.MODES[mode], script, mode, timeout=rank_gpu.SECONDS + 30)
+
+
+def test_other_work_on_the_side_stream_does_not_overwrite_its_results() -> None:
+    device = torch.device("cuda")
+    side = SideStream(device)
+    with side.fork():
+        result = torch.full((1000,), 1.0, device=device)
+    side.join(result)
+    torch.cuda._sleep(100_000_000)  # the main stream is late
+    read = result.clone()
+    del result
+    with torch.cuda.stream(stream_for("diagnostics", device)):
+        others = [torch.full((1000,), 2.0, device=device) for _ in range(4)]
+    assert bool((read == 1.0).all())
+    assert all(bool((other == 2.0).all()) for other in others)

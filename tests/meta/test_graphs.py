@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+import graphed
 import semaug
 from semaug.meta.graphs import _Carried, _structure
 from semaug.meta.optimizers import capture_obstacle, load_optimizer_state, make_optimizer, set_learning_rate
@@ -144,3 +146,16 @@ def test_a_loaded_state_leaves_the_place_of_a_learning_rate_and_the_settings_of_
     set_learning_rate(optimizer.param_groups[0], 0.125)
     assert float(optimizer.param_groups[0]["lr"]) == 0.125
     assert not as_tensor or optimizer.param_groups[0]["lr"] is rate
+
+
+@pytest.mark.parametrize("case", ["paper", "pipelined", "resnet18, drop path", "P2P-Net, pipelined", "double backward"])
+def test_no_autograd_graph_outlives_a_step(case: str) -> None:
+    """One that does ties the gradients of its parameters to the stream of that step, and no later one is captured."""
+    training = graphed.Training(False, "cpu", **graphed.CASES[case])
+    parameters = [p for p in training.learner.network.model.parameters() if p.requires_grad]
+    ends = [get_gradient_edge(parameter).node for parameter in parameters]
+    for number in range(len(ends)):
+        ends[number].metadata["first"] = True
+    training.run(last=1)  # with the checks of the model, which are made once
+    ends.clear()
+    assert not any("first" in get_gradient_edge(parameter).node.metadata for parameter in parameters)

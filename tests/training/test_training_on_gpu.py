@@ -12,6 +12,7 @@ from semaug.data.samples import embedded_birds
 from semaug.inference.runs import read_metrics
 from semaug.training import batches, checkpoints
 from semaug.training.batches import Batches, PixelLoader
+from semaug.training.methods import Augmentation
 from semaug.training.state import EpochState
 from semaug.training.trainer import train
 
@@ -77,3 +78,15 @@ def test_a_run_is_the_same_with_images_on_the_gpu_and_in_ram(photos: Path, tmp_p
     for one, other in zip(*map(read_metrics, runs), strict=True):
         for name in ("train_loss", "val_loss"):
             assert one[name] == pytest.approx(other[name], rel=1e-3)
+
+
+def test_many_epochs_have_the_same_numbers_with_and_without_graphs(photos: Path, tmp_path: Path) -> None:
+    """More epochs than torch has streams: none may be used for two purposes."""
+    rows = []
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        for graphs in (False, True):
+            options = {**QUICK, "epochs": 34, "graphs": graphs, "augmentation": Augmentation("auto")}
+            rows.append(read_metrics(train(quick_config(photos, tmp_path / f"graphs-{graphs}", **options))))
+    for one, other in zip(*rows, strict=True):
+        numbers = [name for name in one if "second" not in name]
+        assert {name: one[name] for name in numbers} == {name: other[name] for name in numbers}

@@ -101,8 +101,13 @@ class Strength(WideBuffers, ABC):
             label_smoothing: Label smoothing of the loss.
         """
 
-    def solve(self) -> None:
-        """Choose λ for the next batch from the micro-batches observed, but do not change it yet."""
+    def solve(self) -> Tensor | None:
+        """Choose λ for the next batch from the micro-batches observed, but do not change it yet.
+
+        Returns:
+            What :meth:`update` will move λ towards; None if λ does not depend on the batch.
+        """
+        return None
 
     def update(self) -> None:
         """Update λ from the micro-batches observed since the last call; by default it does not change."""
@@ -217,7 +222,7 @@ class AutoStrength(Strength):
         self._batch.append((logits, added, share / len(labels)))
 
     @torch.no_grad()
-    def solve(self) -> None:
+    def solve(self) -> Tensor:
         """Solve for the λ at which augmentation takes its share of the observed batch; see :meth:`Strength.solve`."""
         logits, added = (torch.cat(parts) for parts in list(zip(*self._batch, strict=True))[:2])
         weights = torch.cat([torch.full_like(part[:, 0], share) for part, _, share in self._batch])
@@ -225,6 +230,7 @@ class AutoStrength(Strength):
         share, start = (value.to(logits.dtype) for value in (self.share * self.progress, self.value))
         solution = _solve(logits, added, weights, share, start)
         self._solution = solution.to(self.value.dtype).where(solution.isfinite(), self.value)
+        return self._solution
 
     @torch.no_grad()
     def update(self) -> None:

@@ -168,6 +168,7 @@ class Executor:
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
         metrics: Metrics = {}
+        solution: Tensor | None = None
         for part in batch:
             features = self.passes.real(part)
             self.passes.count(part, features)
@@ -187,10 +188,10 @@ class Executor:
                     means["rest_loss"] = part.tape.rest.detach()
                 sums = {name: share * value.double() + sums.get(name, 0) for name, value in means.items()}
                 if part is batch[-1]:
-                    strength.solve()
+                    solution = strength.solve()
                     metrics = self.diagnostics.summary(sums, widened(weight[:0]).dtype)
             self.mixed.scaled(share * _with_rest(part, loss)).backward(inputs=trained)
-            self.side.join()
+            self.side.join(*metrics.values(), *([] if solution is None else [solution]))
             if part.tape is not None:
                 part.tape.rest = None
         strength.update()

@@ -10,7 +10,6 @@ random states the step uses, and whether the host waits for the GPU in it, in wh
 executes nothing.
 """
 
-import functools
 import gc
 import threading
 import warnings
@@ -28,6 +27,7 @@ from semaug.meta.optimizers import capture_obstacle
 from semaug.meta.updates import Update, is_shape, map_update
 from semaug.network.randomness import GraphRandomness, RandomState, Rehearsal
 from semaug.util import distributed
+from semaug.util.devices import stream_for
 
 WARM_UP = 3  # ordinary steps of the first kind before it is captured
 MOST_GRAPHS = 8  # steps of further kinds are not captured
@@ -199,12 +199,12 @@ class StepGraphs:
         gc.collect()  # a forgotten autograd graph would tie the parameters' gradients to another stream
         torch.clear_autocast_cache()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), stream_for("capture", images.device)  # captures share its memory
         with (
             torch.cuda.device(images.device),
             randomness.capturing(graph),
             # Other threads load images in the meantime.
-            torch.cuda.graph(graph, pool=self._pool, stream=_stream(images.device), capture_error_mode="thread_local"),
+            torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
         ):
             self._run_in_place(kind, carried)
         kind.graph = graph
@@ -344,12 +344,6 @@ def _first_cause(error: BaseException) -> BaseException:
     while error.__context__ is not None:
         error = error.__context__
     return error
-
-
-@functools.cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all captures on a device, so that they share its memory."""
-    return torch.cuda.Stream(device)
 
 
 @contextmanager

@@ -4,6 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
+
+from semaug.util.devices import stream_for
 
 
 class SideStream:
@@ -17,7 +20,7 @@ class SideStream:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = stream_for("diagnostics", device) if device.type == "cuda" else None
 
     @contextmanager
     def fork(self) -> Iterator[None]:
@@ -29,7 +32,16 @@ class SideStream:
         with torch.cuda.stream(self._stream):
             yield
 
-    def join(self) -> None:
-        """Let the main stream wait for the side stream."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+    def join(self, *results: Tensor) -> None:
+        """Let the main stream wait for the side stream.
+
+        Args:
+            *results: Tensors made on the side stream that are read on the main stream from now on. Their memory is not
+                used for other tensors of the side stream before the main stream has read it.
+        """
+        if self._stream is None:
+            return
+        main = torch.cuda.current_stream(self._stream.device)
+        main.wait_stream(self._stream)
+        for tensor in results:
+            tensor.record_stream(main)

@@ -366,12 +366,14 @@ def model_logits(output: Any) -> Tensor:
 def _short_indices() -> Iterator[None]:
     """Save the int64 indices of max-pooling for the backward pass in 32 bits.
 
-    The graph of the meta batch exists beside that of the training batch, so its size decides the peak memory.
+    The graph of the meta batch exists beside that of the training batch, so its size decides the peak memory. It cannot
+    be differentiated twice.
     """
 
     def pack(tensor: Tensor) -> tuple[Tensor, bool]:
         long = tensor.dtype == torch.int64
-        return (tensor.int() if long else tensor), long
+        # Detached: an output that its own node saved would hold the whole graph alive, where Python cannot see it.
+        return (tensor.int() if long else tensor.detach()), long
 
     def unpack(packed: tuple[Tensor, bool]) -> Tensor:
         tensor, long = packed

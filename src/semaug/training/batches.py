@@ -25,6 +25,7 @@ from semaug.data.stream import shards_of, stream_pixels, streaming_order
 from semaug.training.settings import TrainConfig, required
 from semaug.training.state import EpochState
 from semaug.util import distributed
+from semaug.util.devices import stream_for
 from semaug.util.errors import SettingError
 
 Batch = TypeVar("Batch")
@@ -70,7 +71,7 @@ def prefetched(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch
     if device.type != "cuda":
         yield from batches
         return
-    stream = torch.cuda.Stream(device)
+    stream = stream_for("batches", device)
 
     def prepare() -> Batch | None:
         with torch.cuda.stream(stream):

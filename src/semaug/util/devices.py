@@ -1,4 +1,6 @@
-"""The device to compute on."""
+"""The device to compute on, and its streams."""
+
+import functools
 
 import torch
 
@@ -32,3 +34,9 @@ def choose_device(name: str | None) -> str:
 def has_graphs(device: torch.device) -> bool:
     """Whether steps on a device are captured as graphs, so that the host does not wait for it within a step."""
     return device.type == "cuda"
+
+
+@functools.cache
+def stream_for(purpose: str, device: torch.device) -> torch.cuda.Stream:
+    """The CUDA stream for a purpose, the same for each call: torch has 32 streams, and gives out the 33rd one again."""
+    return torch.cuda.Stream(device)
