@@ -245,6 +245,20 @@ def last_blocks(cells: dict[Cell, Seeds]) -> list[str]:
     return table(rows, "MobileNetV2 | birds | − basic | − best λ0 | cars | − basic | − best λ0")
 
 
+def fine_tuning(cells: dict[Cell, Seeds]) -> list[str]:
+    """Fine-tuning of ResNet-50: accuracies, and by how much the automatic strength is above each."""
+    runs: dict[tuple[str, str], Seeds] = defaultdict(dict)
+    for row in runs_of("fine-tuning-runs.csv"):
+        if row["network"] == "torchvision/resnet50-v1":
+            runs[row["setting"], row["data"]][int(row["seed"])] = float(row["last_top1"])
+    rows: dict[str, list[str]] = {}
+    for setting in ("basic", "20", "40", "auto"):
+        own = [(runs[setting, data], runs["auto", data]) for data in ("cub300", "cars256")]
+        title = f"λ0 = {setting}" if setting.isdigit() else setting
+        rows[f"{title}, whole network"] = [text for o, auto in own for text in (shown(o), minus(auto, o))]
+    return table(rows, "ResNet-50 | birds | auto is above it by | cars | auto is above it by")
+
+
 def graphed_steps(cells: dict[Cell, Seeds]) -> list[str]:
     titles = {
         "plain cross-entropy": "plain",
@@ -453,6 +467,7 @@ TABLES = {
         shares,
         shares_on_a_cpu,
         last_blocks,
+        fine_tuning,
         closed_forms,
         learned_at_10,
         learned_at_40,
