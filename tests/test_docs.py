@@ -155,6 +155,7 @@ def test_every_table_of_measurements_has_a_known_origin() -> None:
         "| Σ, automatic strength",
         "| seed 0 |",
         "| share, without a GPU",
+        "| ResNet-50 | birds | auto is above it by",
         "| method | 224 px | GB",
     }
     computed |= {"| recipe", "| head on fixed features", "| linear probe"}
