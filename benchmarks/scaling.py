@@ -238,7 +238,7 @@ def memory_table() -> str:
         row("the head's weight", "CD", lambda c: c * d),
         row("its gradient, and what SGD with momentum keeps", "2CD", lambda c: 2 * c * d),
         row("the meta update's own: pseudo-updated head, meta loss's gradient, direction", "3CD", lambda c: 3 * c * d),
-        row("buckets with the sums, while they travel", "2CD", lambda c: 2 * c * d),
+        row("buckets with the sums, while they are sent", "2CD", lambda c: 2 * c * d),
         row("logits of a half batch, each time that they are kept", "nC", lambda c: n * c),
         row("class-wise statistics (ISDA)", "C(2D + 1)", lambda c: c * (2 * d + 1)),
         row("CovNet (learnable)", "about D²/2", lambda c: sum(p.numel() for p in CovNet(d).parameters())),

@@ -30,7 +30,7 @@ class Figures(Command):
     covariance: Literal["run", "classwise"] = setting("run", "method")
     """The run's own Σ, or the class-wise Σ of its final features (neighbours, augmentations)."""
     strength: Annotated[float, Range(above=0, most=LARGEST_STRENGTH)] | None = setting(None, "method")
-    """λ (neighbours, augmentations). Default: that of the end of training."""
+    """Strength λ of augmentation (neighbours, augmentations). Default: that of the end of training."""
     seed: Seed = setting(0, "method")
     """Seed of all random numbers."""
     device: str | None = setting(None, "hardware")

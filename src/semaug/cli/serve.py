@@ -34,7 +34,7 @@ class Serve(Command):
     covariance: Literal["run", "classwise"] | None = setting(None, "method")
     """The run's own Σ, or the class-wise Σ of its final features. Default: the run's own if it has one."""
     strength: Annotated[float, Range(above=0, most=LARGEST_STRENGTH)] | None = setting(None, "method")
-    """λ. Default: that of the end of training, or 1 if it was 0."""
+    """Strength λ of augmentation. Default: that of the end of training, or 1 if it was 0."""
     seed: Seed = setting(0, "schedule")
     """Seed of the choice of training images and of the random features."""
     device: str | None = setting(None, "hardware")

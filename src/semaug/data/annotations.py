@@ -176,7 +176,7 @@ def split_in(path: Path) -> str:
 
 
 def splits_in(paths: Sequence[Path]) -> list[str]:
-    """The splits that words of files' paths name; for others "train", or "" (none) if that is the name of some."""
+    """The split that a word of each path names; for other paths "train", or "" (none) if some path names "train"."""
     splits = [split_in(path) for path in paths]
     return [split or ("" if "train" in splits else "train") for split in splits]
 

@@ -241,8 +241,8 @@ def draw(
         seed: Another seed gives other images.
         size: Side in pixels, at least 32. Another size shows the same scene, with other grain.
         split: One of `SPLITS`; no image is in two of them.
-        scene: Species whose image `index` lends pose, plumage, light and background, to compare look-alikes that
-            differ in their traits only; by default `kind`.
+        scene: Species from whose image `index` pose, plumage, light and background are taken, to compare look-alikes
+            that differ in their traits only; by default `kind`.
 
     Returns:
         The drawing.

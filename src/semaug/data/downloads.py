@@ -172,7 +172,7 @@ class TarHeader(tarfile.TarInfo):
 
 
 def extract(archive: Path, folder: Path, max_bytes: int) -> None:
-    """Extract a tar file, of any compression, that may come from a stranger.
+    """Extract a tar file of unknown origin, with any compression.
 
     Args:
         archive: The file.

@@ -4,8 +4,8 @@ A network that fits its training images is overconfident. One number, the temper
 probabilities become ``softmax(logits / T)``, with T such that the cross-entropy on the validation images is smallest
 (Guo et al., ICML 2017). The order of the classes, and so the accuracy, stays the same.
 
-calibration.json also holds the confidence of every answer on these images. From them follows, for any error that one
-allows, the confidence below which an answer is refused.
+calibration.json also holds the confidence of every answer on these images. For any permitted share of wrong answers
+they give the confidence below which an answer is rejected.
 """
 
 import math
@@ -154,14 +154,14 @@ class Rejection:
 
 
 def choose_threshold(calibration: Calibration, error: float) -> Rejection:
-    """Choose the lowest confidence from which answers on the validation images are wrong at most so often.
+    """Choose the lowest confidence from which answers are accepted, such that few of them are wrong.
 
     Args:
-        calibration: Of a run.
-        error: Largest share of wrong ones among the accepted answers, from 0, below 1.
+        calibration: Calibration of a run.
+        error: Largest share of wrong answers among the accepted ones, on the validation images; from 0, below 1.
 
     Returns:
-        The threshold.
+        The threshold, and its effect on the validation images.
 
     Raises:
         SettingError: If the error is out of range, or no threshold reaches it.

@@ -14,7 +14,7 @@ class _Ensemble(Classifier):
     members: tuple[Classifier, ...] = ()
 
     def log_probabilities(self, pixels: Tensor) -> Tensor:
-        """Of the mean of the members' probabilities; each crops and normalises the pixels in its own way."""
+        """Logarithms of the mean of the members' probabilities; each crops and normalises the pixels in its own way."""
         return log_mean([replace(own, tta=self.tta).log_probabilities(pixels) for own in self.members])
 
 

@@ -41,8 +41,8 @@ def sign(folder: Path, *more: str, run: str | None = None, data: str | None = No
     Args:
         folder: A run directory or an exported folder.
         *more: Names of further files.
-        run: The run that writes it, and…
-        data: … the fingerprint of its data set; None for an exported folder.
+        run: Name of the run; None for an exported folder.
+        data: Fingerprint of its data set; None for an exported folder.
         weights: Checksum of the weights that the run started from.
     """
     known = {"run": run, "data": data, "weights": weights}

@@ -56,7 +56,7 @@ def soup(
         say: Called with a message about each run.
 
     Returns:
-        Which runs are in the average, and what it is worth.
+        Which runs are in the average, and its validation accuracy.
 
     Raises:
         RunError: If the runs do not go together, or have no validation images.

@@ -249,7 +249,7 @@ class SnapMix(_MixingLearner):
     their areas follow Beta(5, 5). Class-activation maps of the present network say which part ``ρ_a`` of the image's
     class is left and which part ``ρ_b`` of the other class came in: the loss is ``ρ_a CE(y_a) + ρ_b CE(y_b)``, also
     where both classes are the same (the authors' code counts such pairs twice). The maps take one more forward pass
-    without a graph, which moves no statistics.
+    without a graph, which updates no statistics.
 
     Args:
         model: A classifier with a linear head that follows on the pooled feature map.

@@ -60,7 +60,7 @@ class Passes:
         return features
 
     def count(self, part: MicroBatch, features: Tensor) -> None:
-        """Show the features to the source's statistics, once."""
+        """Add the features to the source's statistics, once."""
         if not part.counted:
             self.source.update(features.detach(), part.labels)
             part.counted = True

@@ -1,4 +1,4 @@
-"""Small kernels beside large ones on a GPU."""
+"""A side stream on a GPU, for small kernels beside large ones."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

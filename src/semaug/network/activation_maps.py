@@ -110,7 +110,7 @@ def find_map_layer(network: Network, images: Tensor) -> str:
 
 @torch.no_grad()
 def feature_maps(network: Network, layer: str, images: Tensor) -> Tensor:
-    """The output (N, D, h, w) of the module `layer` on images (N, 3, H, W), in a pass that moves no statistics."""
+    """The output (N, D, h, w) of the module `layer` on images (N, 3, H, W), in a pass that updates no statistics."""
     with recorded_outputs({layer: network.model.get_submodule(layer)}) as calls:
         network.forward_late(images)
     maps: Tensor = calls[-1][1]
@@ -144,7 +144,7 @@ def activation_maps(features: Tensor, weight: Tensor, size: tuple[int, ...]) -> 
 
 @contextmanager
 def _quietly(network: Network, images: Tensor) -> Iterator[None]:
-    """For a pass that leaves no trace: no graph, evaluation mode, random generators restored."""
+    """Run passes without side effects: no graph, evaluation mode, random generators restored."""
     with torch.no_grad(), evaluation_mode(network.model), restored_random_state(images.device):
         yield
 

@@ -2,7 +2,7 @@
 
 The meta loop runs a network in four ways: an ordinary pass; a pass with the graph of the late part only; a pass at
 other late parameters; and a replay of the late part of an earlier pass. :class:`Network` offers them for any model,
-through two views (:mod:`semaug.network.views`): one for ordinary passes, one that moves no statistics.
+through two views (:mod:`semaug.network.views`): one for ordinary passes, one that updates no statistics.
 """
 
 import warnings
@@ -142,7 +142,7 @@ class Network:
         self._backend = compile
         self._passes_checked = False
         self.forward_mode = True  # whether meta-gradients may be computed in forward mode
-        self._views: tuple[View, View] | None = None  # for ordinary passes, and for those that move no statistics
+        self._views: tuple[View, View] | None = None  # for ordinary passes, and for those that update no statistics
 
     @property
     def num_classes(self) -> int:
@@ -183,7 +183,7 @@ class Network:
         return self.forward(images)[0]
 
     def forward(self, images: Tensor, labels: Tensor | None = None, record: bool = False) -> tuple[Tensor, Tape]:
-        """The ordinary pass, which moves BatchNorm's running statistics.
+        """The ordinary pass, which updates BatchNorm's running statistics.
 
         Args:
             images: Batch (N, …).
@@ -197,13 +197,13 @@ class Network:
         return self._record(self._view(images, tracks=True), tape, labels), tape
 
     def forward_late(self, images: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tape]:
-        """A pass like :meth:`forward`, but with the graph of the late part only, which moves no statistics."""
+        """A pass like :meth:`forward`, but with the graph of the late part only, which updates no statistics."""
         tape = Tape.start(images)
         return self._record(self._view(images, tracks=False), tape, labels), tape
 
     @contextmanager
     def at(self, parameters: Mapping[str, Tensor], images: Tensor) -> Iterator[Tensor]:
-        """A pass at other late parameters, which moves no statistics and has no graph in the early part.
+        """A pass at other late parameters, which updates no statistics and has no graph in the early part.
 
         Of a composite model only as much is run as the head needs. A backward pass belongs into the `with` block: a
         model with gradient checkpointing repeats modules in it, at the parameters that it has then.

@@ -220,7 +220,7 @@ class GraphRandomness:
 
 
 class States:
-    """The random states of one replay, made when they are asked for.
+    """The random states of one replay, made on demand.
 
     Args:
         carried: Those from an earlier step.

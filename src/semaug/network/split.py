@@ -48,7 +48,7 @@ def split_model(
         images: A batch like those to come.
 
     Returns:
-        The view for ordinary passes, the one that moves no statistics, and the names of all early parameters: also
+        The view for ordinary passes, the one that updates no statistics, and the names of all early parameters: also
         those outside the blocks on which early outputs depend, such as an embedding.
 
     Raises:
@@ -204,7 +204,7 @@ def check_late_part(
         head: Its head.
         late_parameters: The late parameters of the model, by name.
         run_head: The pass of the model as far as the head needs it; returns logits (N, C).
-        logits_at: The logits at other late parameters, by the view that moves no statistics.
+        logits_at: The logits at other late parameters, by the view that updates no statistics.
         images: A batch like those to come.
         forward_mode: Whether to compare with forward mode too.
 

@@ -69,8 +69,8 @@ class View:
         model: The model.
         head: Name of the head, which is replaced by the identity.
         early: Names of the early modules.
-        tracks: Whether the view shares the buffers, so that BatchNorm's running statistics move. If not, BatchNorm in
-            training mode normalises by the batch and moves nothing, and early modules run without a graph.
+        tracks: Whether the view shares the buffers, so that BatchNorm's running statistics change. If not, BatchNorm in
+            training mode normalises by the batch and updates nothing, and early modules run without a graph.
     """
 
     # The present pass:

@@ -94,7 +94,7 @@ def render(runs: Sequence[ReportedRun]) -> str:
 
 
 def _standard_error(run: ReportedRun) -> float | None:
-    """Of the top-1 accuracy, from the number of images."""
+    """The standard error of the top-1 accuracy, from the number of images."""
     top1, count = run.score("top1"), run.score("count")
     return None if top1 is None or not count else (max(top1 * (1 - top1), 0.0) / count) ** 0.5
 

@@ -28,7 +28,7 @@ _HEADER = re.compile(rb"semaug checkpoint (\d{1,9})(?: ([0-9a-f-]*))?\n([0-9a-f]
 
 
 def snapshot(state: State) -> State:
-    """Copy the tensors of a state to the CPU, so that training can go on while the copy is written.
+    """Copy the tensors of a state to the CPU, so that training can continue while the copy is written.
 
     Tensors that share memory share it in the copy too, as they do in the file. The host waits for copies from a GPU,
     which go into pinned memory: a thread that writes the copy does not touch the GPU.

@@ -219,7 +219,7 @@ class Optimization:
             torch.cuda.set_rng_state(on_gpu, self.device)
 
     def _seed_rank(self) -> None:
-        """Give each rank but the first random numbers of its own, for its masks of dropout."""
+        """Give every rank except the first its own random numbers, for its dropout masks."""
         if distributed.rank() > 0:
             torch.manual_seed(torch.initial_seed() + 1_000_003 * distributed.rank() + self.learner.half_steps)
 

@@ -66,7 +66,8 @@ class TrainConfig:
     """Weights to start from: a finished run, or a .safetensors file. Other formats can hold code and are refused.
     Default: those of `pretrained`."""
     pretrained: bool | None = setting(None, "model")
-    """Start from ImageNet weights of the library. Default: yes, except with your own weights, "small" or the birds."""
+    """Start from the pretrained weights of timm or torchvision. Default: yes, except with your own weights, "small" or
+    the birds."""
     method: MethodName = setting("isda", "main")
     """Training method. Default: isda, the best in our comparisons; the paper's is learnable."""
     recipe: RecipeName | None = field(

@@ -23,7 +23,7 @@ from semaug.util.names import shown
 Value = TypeVar("Value")
 START_SECONDS = 60
 GRACE_SECONDS = 5
-BUCKET = 32 * 2**20  # bytes: small tensors travel together until they reach this size
+BUCKET = 32 * 2**20  # bytes: small tensors are sent together until they reach this size
 
 
 class PeerLostError(TrainingError):
@@ -181,7 +181,7 @@ def all_reduce_(tensor: Tensor) -> None:
 
 @torch.no_grad()
 def sum_over_ranks(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The sum of each tensor over all ranks, in its memory layout; small tensors travel together."""
+    """The sum of each tensor over all ranks, in its memory layout; small tensors are sent together."""
     if not is_running():
         return list(tensors)
     sums = [torch.empty_like(tensor) for tensor in tensors]

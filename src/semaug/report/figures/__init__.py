@@ -70,13 +70,15 @@ FIGURES: dict[str, FigureKind] = {
     "neighbours": FigureKind(neighbours, "all", "real images nearest to an augmented feature"),
     "tsne": FigureKind(tsne, "all", "features of groups of look-alike classes, one panel for each run"),
     "augmentations": FigureKind(
-        augmentations, "all", "original and augmented features under one run, with the Σ of it or of a second run"
+        augmentations, "all", "original and augmented features in the network of a run, with its Σ or a second run's"
     ),
     "diagnostics": FigureKind(diagnostics, "all", "Σ during training"),
     "cam": FigureKind(cam, "each", "where the network looks: class-activation maps over photos"),
     "confusions": FigureKind(confusions, "each", "the most confused classes, with photos"),
     "parts": FigureKind(parts, "each", "the parts that a P2P-Net finds in its images"),
-    "destruction": FigureKind(destruction_chart, "none", "how often image augmentation destroys the only cue"),
+    "destruction": FigureKind(
+        destruction_chart, "none", "how often image-level augmentation destroys the only cue of a species"
+    ),
 }
 """All figures by name."""
 

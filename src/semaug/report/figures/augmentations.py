@@ -1,4 +1,4 @@
-"""Original and augmented features of image-level and semantic augmentation, under one network."""
+"""Original and augmented features of image-level and semantic augmentation, in one network."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

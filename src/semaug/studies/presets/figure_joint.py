@@ -3,7 +3,7 @@
 **Settings of the paper.** CUB-200-2011, ResNet-50, as in the table of data sets; CovNet's learning rate is a share of
 the network's, 0.03. The paper shows its shares in the drawing only; ours are 1, 0.1 and 1/30: rates of 0.03, 0.003 and
 0.001, at small scale too. The paper does not say which optimiser trains CovNet here. If one SGD trained both networks,
-CovNet had its momentum, 0.9: so it has here (`meta_momentum`).
+CovNet would have its momentum, 0.9, as it has here (`meta_momentum`).
 
 **The paper's results.** Drawn: the mean of CovNet's output falls to zero, quickly if the learning rate is large. The
 accuracy is a little above basic (84.5), below ISDA (85.3) and far below learnable (86.7).
