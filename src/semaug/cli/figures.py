@@ -1,4 +1,4 @@
-"""`semaug figures`: draw the pictures of the paper."""
+"""`semaug figures`: draw figures of runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,12 @@ from semaug.util.ranges import Range, Seed, setting
 
 @dataclass(frozen=True)
 class Figures(Command):
-    """Draw the figures of the paper from finished runs: PNG, SVG (except for photos) and an interactive HTML page."""
+    """Draw figures of runs, the paper's and others: PNG, SVG (except for photos) and an interactive HTML page."""
 
     figure: Annotated[FigureName, tyro.conf.Positional]
     """What to draw."""
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Run directories. NAME=RUN gives a run a name in the figure."""
+    """Run directories. LABEL=RUN gives a run a name in the figure."""
     output: Path = setting(Path("figures"), "main")
     """The folder to write to."""
     group: str | None = setting(None, "main")

@@ -7,7 +7,7 @@
 | `curves`              | metrics over the epochs                                                  |
 | `charts`, `canvas`    | charts drawn with matplotlib; their style, and figures as SVG or PNG     |
 | `html`                | pages in a single file                                                   |
-| `figures`             | the figures of the paper                                                 |
+| `figures`             | figures of runs, the paper's and others                                  |
 | `serve`               | a page to try a trained model in the browser                             |
 """
 

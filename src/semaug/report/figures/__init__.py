@@ -1,4 +1,4 @@
-"""The figures of the paper, drawn from finished runs: each function returns a :class:`Figure`.
+"""Figures of finished runs, the paper's and others: each function returns a :class:`Figure`.
 
 To add a figure, write such a function and add a row to :data:`FIGURES`: `semaug figures` then offers it.
 
@@ -138,9 +138,7 @@ def draw(name: str, runs: Sequence[str] = (), options: Mapping[str, Any] | None 
 
 def describe_figures() -> str:
     """Describe all figures, for the help of the command line."""
-    first = (
-        "Draw the figures of the paper from finished runs: PNG, SVG (except for photos) and an interactive HTML page."
-    )
+    first = "Draw figures of runs, the paper's and others: PNG, SVG (except for photos) and an interactive HTML page."
     return "\n\n".join([first, *(f"{name}: {kind.summary}." for name, kind in FIGURES.items())])
 
 
