@@ -1,4 +1,4 @@
-"""Features of images under a network, to compare images by content."""
+"""Features of images, computed by a network, to compare images by content."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -115,7 +115,7 @@ class Reproduction:
             "select": setup.select,
             "best_of_test": setup.best_of_test,
             "paper": "The accuracies marked as the paper's are from Pu et al., IEEE TIP 2024. At small scale the data "
-            "and the networks differ from the paper's, and its accuracies are no target.",
+            "and the networks differ from the paper's, and its accuracies are not a target.",
             "experiments": {
                 section.experiment.name: {
                     "title": section.experiment.title,
@@ -259,7 +259,7 @@ def _section(preset: Experiment, requested: bool, setup: Setup, plan: RunPlan, c
     extra = known_extra(preset, setup)
     notes = []
     if setup.scale == "small" and preset.cells:
-        notes.append("At small scale data and networks are stand-ins, named in the table: its results are no target.")
+        notes.append("At small scale data and networks are stand-ins, named in the table: results are not a target.")
     notes += [  # one seed of several failed
         f"{row.cell.title} ({row.network}, {row.data}), {run.name}: {reason}"
         for row in rows

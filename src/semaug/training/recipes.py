@@ -67,7 +67,7 @@ _ROWS = (
     Recipe(
         "fine-tune-vit",
         "a pretrained ViT, Swin, ConvNeXt, DINOv2 or EVA: AdamW, smaller rates for earlier layers, drop path, averaged "
-        "weights. Expect more than of a CNN of its size; measured here on small networks only",
+        "weights. Expect more accuracy than from a CNN of its size; measured here on small networks only",
         "adamw",
         settings={"epochs": 50, "layer_decay": 0.75, "drop_path": 0.1, "ema": 0.999, **_AT_224},
     ),

@@ -167,7 +167,7 @@ class RunDirectory:
         """Write down classes, validation images and fingerprints of data and weights, or check that all are the same.
 
         Raises:
-            DataError: If the data are not those that the run began with.
+            DataError: If the data is not that which the run began with.
             RunError: If the weights are not.
         """
         distributed.raise_on_all_ranks(lambda: self._identify(config, data))

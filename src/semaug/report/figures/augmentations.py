@@ -179,7 +179,7 @@ def _caption(run: FigureRun, numbers: Mapping[str, Any], classes: str) -> str:
     )
     return (
         f"t-SNE of the features of {numbers['images']} images of {classes}, and of {numbers['copies']} augmented "
-        f"versions of each, all under the network of {numbers['runs'][0]}; each panel has its own t-SNE. "
+        f"versions of each, all in the network of {numbers['runs'][0]}; each panel has its own t-SNE. "
         f"Share of augmented features whose nearest class centre is still that of their own class: {shares}; of the "
         f"originals {100 * numbers['original']:.0f} %. Images are augmented as in training: Random Erasing left "
         f"{100 * (1 - erased['altered']):.0f} % of them unchanged{rest}. Semantic augmentation draws from N(a, λΣ) "

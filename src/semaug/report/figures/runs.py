@@ -285,7 +285,7 @@ def features_of_runs(
     side: int = 96,
     progress: ProgressCallback | None = None,
 ) -> ImageFeatures:
-    """Compute features of the same images under several runs.
+    """Compute features of the same images with the networks of several runs.
 
     Args:
         samples: The images.
