@@ -14,8 +14,8 @@ from semaug.util.ranges import Count, Seed
 class Demo(Command):
     """Train on the embedded birds, a small drawn data set, and write a report with pictures.
 
-    It takes two to three minutes on two CPU cores, and needs no data. It shows how
-    semaug works; so few drawn images cannot show which method is better.
+    It takes two to three minutes on two CPU cores, and needs no data. It shows how semaug works; so few drawn images
+    cannot show which method is better.
     """
 
     resumable: ClassVar[bool] = True

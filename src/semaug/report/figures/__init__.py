@@ -7,7 +7,7 @@ To add a figure, write such a function and add a row to :data:`FIGURES`: `semaug
 | `neighbours`, `tsne`, `augmentations`  | features: nearest images, look-alike classes, augmented features   |
 | `diagnostics`, `confusions`, `parts`   | Σ during training, confused classes, the parts of a P2P-Net         |
 | `cam`                                  | class-activation maps                                              |
-| `destruction`                          | how often image augmentation destroys the only cue                 |
+| `destruction`                          | how often image-level augmentation destroys the only cue           |
 | `figure`                               | a figure, its page and its files                                   |
 | `runs`, `groups`                       | runs with Σ, features of their images; groups of look-alike classes |
 

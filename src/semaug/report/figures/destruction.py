@@ -1,4 +1,4 @@
-"""How often an augmentation of images destroys the only cue, measured on the embedded birds."""
+"""How often image-level augmentation destroys the only cue, measured on the embedded birds."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -64,14 +64,14 @@ def destruction_chart(num_species: int = 20, per_species: int = 20, *, seed: int
         seed: Seed of the drawings and augmentations.
     """
     measured = sorted(measure(num_species, per_species, seed), key=lambda row: -row.share)
-    worst, title = measured[0], "What augmentation of images destroys"
+    worst, title = measured[0], "What image-level augmentation destroys"
     numbers: dict[str, Any] = {
         "pairs": worst.count,
         "seed": seed,
         "augmentations": {row.name: {"share": row.share, "standard_error": row.standard_error} for row in measured},
     }
     caption = (
-        f"How often an augmentation of the image destroys the only trait in which two look-alike species differ, on "
+        f"How often an image-level augmentation destroys the only trait in which two look-alike species differ, on "
         f"{worst.count} pairs of drawn birds: most often {worst.name} ({100 * worst.share:.1f} %). The cue is "
         f"destroyed when less than {100 * LEFT:.0f} % of the difference between an image and its look-alike is left "
         "after both were augmented alike. Semantic augmentation does not change pixels. Lines are standard errors."
