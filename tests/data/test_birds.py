@@ -1,4 +1,4 @@
-"""Procedural birds: reproducible, with species that differ in their small traits only."""
+"""The embedded birds: reproducible, with species that differ in their small traits only."""
 
 import hashlib
 import subprocess

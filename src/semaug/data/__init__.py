@@ -22,7 +22,7 @@ stream           images that are decoded in every epoch
 check            a report on a data set
 near_duplicates  images that look the same in two splits
 augmentation     image-level augmentation, as a table
-birds, brush     procedural birds
+birds, brush     the embedded birds
 destruction      how often image-level augmentation destroys the only cue
 ===============  ==============================================================
 """

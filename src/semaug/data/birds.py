@@ -1,4 +1,4 @@
-"""Procedural birds: a drawn, seeded data set of look-alike species.
+"""The embedded birds: a seeded data set of drawn look-alike species.
 
 Species differ in five small local traits only (bill tip, eye ring, wing bar, crown patch, tail band). Plumage, pose,
 light, background and occlusion vary within a species and carry no information about it. Every drawing records how much
@@ -274,7 +274,7 @@ def _check(split: str, size: int) -> None:
 
 
 class Birds(Dataset[tuple[Any, int]]):
-    """Procedural birds: a torch data set of items (image, label), and a split (:class:`semaug.data.samples.Samples`).
+    """The embedded birds: a torch data set of items (image, label), and a split (:class:`semaug.data.samples.Samples`).
 
     Images are drawn on access, in any order and any process. `species` and their names, `classes`, are indexed by
     label; `labels` holds the label of every image.

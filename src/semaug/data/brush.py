@@ -1,4 +1,4 @@
-"""Drawing tools for the procedural birds: seeded random numbers, shapes, paint, scenery and light.
+"""Drawing tools for the embedded birds: seeded random numbers, shapes, paint, scenery and light.
 
 Images are reproducible to the bit: random numbers come from hashes and from ``random.Random(int).random()``, and pixels
 are computed with correctly rounded operations only (+, -, *, /, square root; no BLAS, no sine of arrays).

@@ -1,4 +1,4 @@
-"""How often image-level augmentation destroys the cue that separates look-alikes, measured on the procedural birds.
+"""How often image-level augmentation destroys the cue that separates look-alikes, measured on the embedded birds.
 
 Every species has a look-alike that differs in one trait. Drawn into the same scene, the two pictures of such a pair are
 equal except where that trait shows: their difference is the only cue. Both pictures get the same augmentation (the same

@@ -201,7 +201,7 @@ def _opened(file: BinaryIO, max_pixels: int) -> Image.Image:
 
 
 def _count(file: BinaryIO, mark: bytes) -> int:
-    """How often a mark is in a file, about: none that lies across two parts is counted."""
+    """About how often a mark occurs in a file: one that lies across two parts is not counted."""
     file.seek(0)
     count = 0
     while part := file.read(_PART_BYTES):
@@ -325,7 +325,7 @@ class ImageFiles:
 def embedded_birds(
     num_species: int = 20, train_per_species: int = 40, test_per_species: int = 20, size: int = 96, seed: int = 0
 ) -> DataSet:
-    """The embedded data set: procedural birds, split into "train" and "test".
+    """The embedded data set: drawn birds, split into "train" and "test".
 
     Args:
         num_species: Number of classes.

@@ -270,7 +270,7 @@ def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet)
 
     Returns:
         "train", "val" and, if the data set has one, "test". An exported folder has no split.json: if its validation
-        images were drawn, nobody knows which, and there is no "val".
+        images were drawn, it is unknown which, and there is no "val".
 
     Raises:
         DataError: Validation images of the run are missing or have other labels now.

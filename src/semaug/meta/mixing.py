@@ -161,8 +161,8 @@ def blend(values: Tensor, own: float) -> Tensor:
 def find_stages(network: Network, images: Tensor, count: int) -> list[str]:
     """Names of the modules that end the first stages: after them the resolution changes, or the features follow.
 
-    Only a module through whose output alone the images act on the features is taken, so that to mix this output is to
-    mix all that the network knows of the images.
+    A module is taken only if the features depend on the images through its output alone, so that mixing this output
+    mixes all that the network knows of the images.
 
     Raises:
         ModelError: There is no such module.

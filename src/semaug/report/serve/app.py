@@ -346,7 +346,7 @@ class _Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """A server that signals end, except those that the process was started to ignore, which uvicorn would obey."""
+    """A server that stops on a signal, unless the signal was ignored when the process started; uvicorn would stop."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
