@@ -147,14 +147,14 @@ class Comparison:
         else:
             lines.append("The validation images are the same for every seed: the spread is that of training alone.")
         if which != "test" and split.test:
-            lines.append("The test split was not used here. Use it once, for the method that you choose.")
+            lines.append("This table does not use the test split. Use it once, for the method that you choose.")
         tested = sum(result.difference is not None and result.difference.p is not None for result in self.results)
         if tested > 1:
             lines.append(f"{tested} differences were tested, and p is not corrected for that.")
         if len(config.strength) > 1:
             lines.append(
                 f"{len(config.strength)} strengths were tried. The best is chosen on the images that it is "
-                "measured on, so its accuracy is optimistic."
+                "measured on, so its accuracy is slightly too high."
             )
         different, plan = [], config.runs()
         for name in (*COMMON, "optimizer", "lr", "weight_decay"):
