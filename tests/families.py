@@ -1,4 +1,4 @@
-"""Try forty families of timm in the meta loop, and write the table of docs/networks.md.
+"""Try families of timm in the meta loop, and write the table of docs/networks.md.
 
     python tests/families.py
 

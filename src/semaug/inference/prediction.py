@@ -227,7 +227,7 @@ def write(
         predictions: The predictions.
         destination: The file, which appears when it is complete; None: standard output.
         format: ``"csv"``: columns path, label, probability, label_2, probability_2, …, error and, if answers may be
-            refused, accepted (yes or no); paths and labels that a spreadsheet would run as a formula get a leading
+            rejected, accepted (yes or no); paths and labels that a spreadsheet would run as a formula get a leading
             apostrophe, which our table reader removes. ``"jsonl"``: one object per line, in ASCII; names and numbers
             are exact.
 
