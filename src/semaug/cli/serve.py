@@ -35,7 +35,7 @@ class Serve(Command):
     """The run's own Σ, or the class-wise Σ of its final features. Default: the run's own if it has one."""
     strength: Annotated[float, Range(above=0, most=LARGEST_STRENGTH)] | None = setting(None, "method")
     """Strength λ of augmentation. Default: that of the end of training, or 1 if it was 0."""
-    seed: Seed = setting(0, "schedule")
+    seed: Seed = setting(0, "data")
     """Seed of the choice of training images and of the random features."""
     device: str | None = setting(None, "hardware")
     """Device: cpu, cuda or cuda:N. Default: cuda if available, else cpu."""
