@@ -571,4 +571,5 @@ def test_statistics_have_fp32_at_least_whatever_the_default_precision(form, dtyp
     features, labels = labelled(0, 4000, 3)
     for part in range(0, 4000, 40):
         source.update(features[part : part + 40], labels[part : part + 40])
+    assert source.covariance().dtype == torch.promote_types(dtype, torch.float32)
     np.testing.assert_allclose(source.covariance(), by_numpy(features, labels, form), rtol=1e-3, atol=1e-3)

@@ -15,7 +15,7 @@ from semaug.cli.main import main
 from semaug.training import checkpoints, trainer
 from semaug.training.run_directory import RunDirectory
 from semaug.util import locks
-from semaug.util.errors import DataError
+from semaug.util.errors import DataError, SemaugError
 from semaug.util.locks import LOCK
 
 Command = Callable[..., tuple[int, str]]
@@ -230,16 +230,30 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(
     assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
 
 
+@pytest.mark.parametrize("content", ["{}", "no JSON"])
 def test_a_run_that_fails_removes_no_description_but_its_own(
-    data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
     def replaced(*_: object) -> None:
-        (tmp_path / "run" / "config.json").write_text("{}")
+        (tmp_path / "run" / "config.json").write_text(content)
         raise DataError("the images are gone")
 
     monkeypatch.setattr(trainer, "load_run_data", replaced)
-    assert semaug(*arguments(data, tmp_path / "run"))[0] == 2
-    assert (tmp_path / "run" / "config.json").read_text() == "{}"
+    assert semaug(*arguments(data, tmp_path / "run")) == (2, "semaug: the images are gone")
+    assert (tmp_path / "run" / "config.json").read_text() == content
+
+
+def test_a_run_that_fails_after_it_has_written_a_log_begins_again(
+    data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(track: object, folder: Path, *_: object) -> None:
+        (folder / "tracking.json").write_text("{}")
+        raise SemaugError("wandb does not start")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "make_tracker", fails)
+        assert semaug(*arguments(data, tmp_path / "run", 1))[0] == 2
+    assert semaug(*arguments(data, tmp_path / "run", 1))[0] == 0
 
 
 def test_an_output_inside_the_data_is_one_sentence(own_data: Path, semaug: Command) -> None:

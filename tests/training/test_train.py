@@ -20,6 +20,7 @@ from semaug.meta.learner import LearnableAugmentation
 from semaug.meta.mixing import _MixingLearner as Mixer
 from semaug.report.reading import read_runs
 from semaug.training.methods import METHODS, Augmentation
+from semaug.training.run_directory import changed_settings
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
 from semaug.util import progress
@@ -123,6 +124,13 @@ def test_a_complete_run_is_left_alone_and_other_settings_are_refused(
     (tmp_path / "other" / "thesis.txt").write_text("precious")
     with pytest.raises(SemaugError, match="not empty and holds no run"):
         train(replace(first, output=tmp_path / "other"))
+
+
+def test_a_setting_that_an_older_run_lacks_and_nobody_gives_is_no_other_setting(photos: Path, tmp_path: Path) -> None:
+    config = quick_config(photos, tmp_path / "run").resolve()
+    stored = config.to_json()
+    assert stored["augmentation"].pop("fixed_trace") is None
+    assert changed_settings(stored, config) == {}
 
 
 def test_after_a_mistake_before_the_first_epoch_the_folder_can_be_used(photos: Path, tmp_path: Path) -> None:

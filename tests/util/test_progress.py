@@ -49,10 +49,39 @@ def test_an_epoch_without_validation_and_one_that_is_not_finite(capsys: pytest.C
     assert "val 25.0 % · 12 validation images without finite numbers · 640" in line(capsys, val_not_finite=12)
 
 
-def test_messages_that_cannot_be_written_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
+class Unwritable(io.StringIO):
+    def __init__(self, error: OSError | None, is_terminal: bool) -> None:
+        super().__init__()
+        self.error, self.is_terminal = error, is_terminal
 
-    monkeypatch.setattr(sys, "stderr", Full())
-    Progress().say("epoch 1")
+    def write(self, text: str) -> int:
+        if self.error is not None:
+            raise self.error
+        return super().write(text)
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), BrokenPipeError()])
+def test_messages_that_cannot_be_written_end_nothing(
+    error: OSError, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Unwritable(error, is_terminal))
+    progress = Progress()
+    for epoch in range(2):
+        progress.say(f"epoch {epoch}")
+        with progress.task("epoch", 2) as advance:
+            advance(1, 2)
+
+
+def test_a_terminal_that_is_closed_meanwhile_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Unwritable(None, is_terminal=True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = Progress()
+    with progress.task("epoch", 2) as advance:
+        terminal.error = OSError(errno.EIO, "Input/output error")
+        advance(1, 2)
+    progress.say("the end")
+    assert sys.stderr is terminal

@@ -366,8 +366,7 @@ def model_logits(output: Any) -> Tensor:
 def _short_indices() -> Iterator[None]:
     """Save the int64 indices of max-pooling for the backward pass in 32 bits.
 
-    The graph of the meta batch exists beside that of the training batch, so its size decides the peak memory. It cannot
-    be differentiated twice.
+    The graph of the meta batch exists beside that of the training batch, so its size decides the peak memory.
     """
 
     def pack(tensor: Tensor) -> tuple[Tensor, bool]:

@@ -49,7 +49,8 @@ def changed_settings(before: Mapping[str, Any], config: TrainConfig) -> dict[str
             continue
         if isinstance(old, dict) and isinstance(new, dict):  # a group of settings, such as those of augmentation
             pairs = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
-            changed[name] = ", ".join(f"{key} {a} → {b}" for key, (a, b) in pairs.items() if a != b)
+            if texts := [f"{key} {a} → {b}" for key, (a, b) in pairs.items() if a != b]:
+                changed[name] = ", ".join(texts)
         else:
             changed[name] = f"{name} {old} → {new}"
     return changed
@@ -75,7 +76,10 @@ class RunDirectory:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._writer.shutdown()
-        withdrawn = self._begins and error is not None and issubclass(error, SemaugError) and self._withdraw()
+        withdrawn = False
+        if self._begins and error is not None and issubclass(error, SemaugError):
+            with suppress(OSError, SemaugError):  # the error that ended the run is the one to report
+                withdrawn = self._withdraw()
         self._lock.close()
         if withdrawn and self._made_folder:
             with suppress(OSError):  # the user has put something into it
@@ -84,11 +88,12 @@ class RunDirectory:
             self.wait()
 
     def _withdraw(self) -> bool:
-        """Remove the description of a run that failed before its first checkpoint, as for a misspelled setting."""
-        useful = ("checkpoints", "bad_images.json", *_RESULTS)
-        if not self._is_in_place() or any((self.folder / name).exists() for name in useful):
+        """Remove the description of a run that failed before it wrote anything else, as for a misspelled setting."""
+        description = ("classes.json", "split.json", MANIFEST, "config.json")
+        # Beside other files, such as a log of TensorBoard, it lets the same command begin again.
+        if not self._is_in_place() or any(file.name not in (*description, LOCK) for file in self.folder.iterdir()):
             return False
-        for name in ("classes.json", "split.json", MANIFEST, "config.json"):
+        for name in description:
             (self.folder / name).unlink(missing_ok=True)
         return True
 

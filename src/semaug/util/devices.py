@@ -36,7 +36,11 @@ def has_graphs(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-@functools.cache
 def stream_for(purpose: str, device: torch.device) -> torch.cuda.Stream:
     """The CUDA stream for a purpose, the same for each call: torch has 32 streams, and gives out the 33rd one again."""
-    return torch.cuda.Stream(device)
+    return _stream(purpose, torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _stream(purpose: str, index: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(index)

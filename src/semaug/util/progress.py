@@ -19,6 +19,12 @@ LINE_EVERY = 60.0  # seconds between two lines about a task, where there is no t
 WORTH_PRINTING = 0.1  # share of an epoch's time: validation or saving that takes less is not in its line
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Print nothing more, and continue; rich would end the process."""
+        self.quiet = True
+
+
 class Progress:
     """Messages and progress of one run, on standard error, so that results can be piped.
 
@@ -29,7 +35,7 @@ class Progress:
 
     def __init__(self, quiet: bool = False, verbose: bool = False) -> None:
         self.verbose = verbose
-        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+        self.console = _Console(stderr=True, highlight=False, quiet=quiet)
         self._started = time.monotonic()
         self._epochs_seen = 0
 
@@ -60,14 +66,24 @@ class Progress:
             TimeRemainingColumn(),
         )
         started = time.monotonic()
-        with Bars(*columns, console=self.console, transient=True) as bars:
-            task = bars.add_task(name, total=total, rate="")
+        bars = Bars(*columns, console=self.console, transient=True)
+        task = bars.add_task(name, total=total, rate="")
 
-            def advance(done: int, total: int) -> None:
-                rate = done / max(time.monotonic() - started, 1e-9)
-                bars.update(task, completed=done, total=total, rate=f"{rate:.0f}/s")
+        def advance(done: int, total: int) -> None:
+            rate = done / max(time.monotonic() - started, 1e-9)
+            bars.update(task, completed=done, total=total, rate=f"{rate:.0f}/s")
 
+        try:
+            bars.start()
+        except OSError:
+            self.console.quiet = True
             yield advance
+            return
+        try:
+            yield advance
+        finally:
+            with suppress(OSError):  # a terminal that was closed
+                bars.stop()
 
     def _lines(self, name: str) -> ProgressCallback:
         started = printed = time.monotonic()
