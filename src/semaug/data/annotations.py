@@ -181,6 +181,13 @@ def splits_in(paths: Sequence[Path]) -> list[str]:
     return [split or ("" if "train" in splits else "train") for split in splits]
 
 
+def check_distinct(source: Path, classes: Sequence[str]) -> None:
+    """Check that no two classes have the same name, by which they would become one; raises DataError."""
+    repeated = [class_name for class_name, count in Counter(classes).items() if count > 1]
+    if repeated:
+        raise DataError(f"two classes of {source} have the same name: {some(repeated)}")
+
+
 def check_labels(
     source: Path, classes: Sequence[str], splits: Mapping[str, Sequence[int]], ignored: Mapping[str, int] | None = None
 ) -> None:
@@ -195,9 +202,7 @@ def check_labels(
     Raises:
         DataError: A split or class has no images, two classes share a name, or a name is too long.
     """
-    repeated = [class_name for class_name, count in Counter(classes).items() if count > 1]
-    if repeated:
-        raise DataError(f"two classes of {source} have the same name: {some(repeated)}")
+    check_distinct(source, classes)
     long = [class_name for class_name in classes if len(class_name) > MAX_CLASS_NAME]
     if long:
         raise DataError(f"names of classes in {source} have more than {MAX_CLASS_NAME} characters: {some(long)}")
