@@ -458,6 +458,10 @@ def test_faults_in_cars(tmp_path):
     )
     assert "label 0 is beyond" in refusal(replicas.cars_devkit(tmp_path / "c", (0, 1, 2, 3))).replace("'", "")
     assert "label 'one' is beyond" in refusal(replicas.cars_devkit(tmp_path / "e", ("one", 1, 2, 3)))
+    assert "lists the image 'car_ims/000002.jpg' twice" in refusal(
+        replicas.cars_single(tmp_path / "f", first="car_ims/000002.jpg")
+    )
+    assert "test mark '[2]' should be 0 or 1" in refusal(replicas.cars_single(tmp_path / "g", tested=2))
     folder = replicas.cars_devkit(tmp_path / "d")
     labelled = folder / "cars_test_annos_withlabels.mat"
     put(labelled, (folder / "devkit" / "cars_test_annos.mat").read_bytes())

@@ -138,7 +138,8 @@ def data_set(
         The data set.
 
     Raises:
-        DataError: Files are missing, a split or class has no images, two classes share a name, or a name is too long.
+        DataError: Files are missing or listed twice, a split or class has no images, two classes share a name, or a
+            name is too long.
     """
     source = source or folder
     files = [file for entries in splits.values() for file, _ in entries]
@@ -146,6 +147,9 @@ def data_set(
     if absent:
         first = shown(str(absent[0]).removeprefix(f"{folder}{os.sep}"))
         raise DataError(f"{len(absent)} of the {len(files)} images listed in {source} are missing, first {first}")
+    if listed and len(set(files)) < len(files):
+        [(twice, _)] = Counter(files).most_common(1)
+        raise DataError(f"{source} lists the image {shown(str(twice).removeprefix(f'{folder}{os.sep}'))} twice")
     by_split = {split: [label for _, label in entries] for split, entries in splits.items()}
     check_labels(source, classes, by_split, ignored)
     samples: dict[str, Samples] = {}
