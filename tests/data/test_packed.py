@@ -296,6 +296,18 @@ def test_a_blank_line_between_names_of_classes_is_refused(photos: DataSet, tmp_p
         read_data(str(folder))
 
 
+def test_a_mask_and_a_group_of_classes_may_come_first(photos: DataSet, tmp_path: Path) -> None:
+    whole = table(photos, "train")
+    names = {name: {"names": list(photos.classes), "_type": "ClassLabel"} for name in ("group", "label")}
+    whole = whole.add_column(0, "group", pa.array([0] * len(whole)))
+    whole = whole.add_column(0, "mask", whole.column("image").take(list(range(len(whole)))[::-1]))
+    described = {"huggingface": json.dumps({"info": {"features": names}})}
+    pa.parquet.write_table(whole.replace_schema_metadata(described), tmp_path / "train.parquet")
+    samples, expected = read_data(str(tmp_path)).splits["train"], photos.splits["train"]
+    assert list(samples.labels) == list(expected.labels)
+    assert [samples.load(i).tobytes() for i in range(3)] == [expected.load(i).tobytes() for i in range(3)]
+
+
 def test_two_labels_never_become_one_class(photos: DataSet, tmp_path: Path) -> None:
     folder = in_tars(photos, tmp_path / "tars")
     (folder / "classnames.txt").write_text("crane\nowl\ncrane\n")

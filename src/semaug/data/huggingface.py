@@ -267,7 +267,8 @@ def _columns(file: Path, schema: Any, features: Mapping[str, Any]) -> tuple[str,
     """The columns of images and labels, and the names of the labels if they are numbers with names."""
     image = _image_column(file, schema)
     named = [key for key in schema.names if features.get(key, {}).get("_type") == "ClassLabel"]
-    label = next((key for key in (*named, *_LABELS) if key in schema.names), None)
+    usual = [key for key in _LABELS if key in named]  # before others, as a group of classes that comes first
+    label = next((key for key in (*usual, *named, *_LABELS) if key in schema.names), None)
     if label is None:
         raise DataError(f"{file} has no column of labels ({', '.join(_LABELS)})")
     names = features.get(label, {}).get("names")
@@ -278,11 +279,14 @@ def _columns(file: Path, schema: Any, features: Mapping[str, Any]) -> tuple[str,
 
 
 def _image_column(file: Path, schema: Any) -> str:
+    images = []
     for column in schema:
         inside = {column.type.field(k).name for k in range(column.type.num_fields)}
         if {"bytes", "path"} <= inside and column.type.num_fields == 2:
-            return str(column.name)
-    raise DataError(f"{file} has no column of images")
+            images.append(str(column.name))
+    if not images:
+        raise DataError(f"{file} has no column of images")
+    return "image" if "image" in images else images[0]  # a mask may come first
 
 
 def _class_of(label: Any, names: Sequence[str] | None, image: str) -> str:
