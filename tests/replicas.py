@@ -139,12 +139,12 @@ def cars_devkit(folder: Path, labels: tuple[object, ...] = (1, 2, 3, 1, 2, 3)) -
     return folder
 
 
-def cars_single(folder: Path, first: str = "car_ims/000001.jpg") -> Path:
+def cars_single(folder: Path, first: str = "car_ims/000001.jpg", tested: int = 1) -> Path:
     rows = []
     for i in range(1, 10):
         put_image(folder / "car_ims" / f"{i:06}.jpg", i)
         path = first if i == 1 else f"car_ims/{i:06}.jpg"
-        rows.append({"relative_im_path": path, **BOX, "class": 1 + (i - 1) // 3, "test": int(i % 3 == 0)})
+        rows.append({"relative_im_path": path, **BOX, "class": 1 + (i - 1) // 3, "test": tested * (i % 3 == 0)})
     savemat(folder / "cars_annos.mat", {"annotations": _structs(rows), "class_names": _names()})
     return folder
 

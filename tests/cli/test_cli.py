@@ -471,6 +471,10 @@ def test_the_settings_of_a_run_name_its_images_from_any_folder(
         succeeds("train", "--config", "../here/runs/a/config.json", "--print-config")
         settings = yaml.safe_load(capsys.readouterr().out)
         assert (settings["data"], settings["weights"]) == (data, "nowhere.safetensors")
+    (tmp_path / "here" / "📷").mkdir()  # which JSON writes as two characters
+    (tmp_path / "here" / "runs" / "a" / "config.json").write_text(json.dumps(stored | {"data": "📷"}))
+    succeeds("train", "--config", "../here/runs/a/config.json", "--print-config")
+    assert yaml.safe_load(capsys.readouterr().out)["data"] == str(tmp_path / "here" / "📷")
     (tmp_path / "here" / "data").mkdir()
     stored |= {"data": "cub", "data_root": None}
     (tmp_path / "here" / "runs" / "a" / "config.json").write_text(json.dumps(stored))
@@ -489,6 +493,7 @@ def test_the_settings_of_a_run_name_its_images_from_any_folder(
         ("a: b: c", "settings.yaml is neither YAML nor JSON (line 1)"),
         ('data: "C:\\photos"', "settings.yaml is neither YAML nor JSON (line 1): found unknown escape character 'p'"),
         ("\0", "settings.yaml is neither YAML nor JSON"),
+        ('data: birds\noutput: "\\ud800"', "settings.yaml: line 2 has half a character (a lone surrogate)"),
         ("hello", "settings.yaml does not hold settings"),
         (None, "there is no file settings.yaml"),
     ],

@@ -296,6 +296,67 @@ def test_a_blank_line_between_names_of_classes_is_refused(photos: DataSet, tmp_p
         read_data(str(folder))
 
 
+def test_a_mask_and_a_group_of_classes_may_come_first(photos: DataSet, tmp_path: Path) -> None:
+    whole = table(photos, "train")
+    names = {name: {"names": list(photos.classes), "_type": "ClassLabel"} for name in ("group", "label")}
+    whole = whole.add_column(0, "group", pa.array([0] * len(whole)))
+    whole = whole.add_column(0, "mask", whole.column("image").take(list(range(len(whole)))[::-1]))
+    described = {"huggingface": json.dumps({"info": {"features": names}})}
+    pa.parquet.write_table(whole.replace_schema_metadata(described), tmp_path / "train.parquet")
+    samples, expected = read_data(str(tmp_path)).splits["train"], photos.splits["train"]
+    assert list(samples.labels) == list(expected.labels)
+    assert [samples.load(i).tobytes() for i in range(3)] == [expected.load(i).tobytes() for i in range(3)]
+
+
+def test_two_labels_never_become_one_class(photos: DataSet, tmp_path: Path) -> None:
+    folder = in_tars(photos, tmp_path / "tars")
+    (folder / "classnames.txt").write_text("crane\nowl\ncrane\n")
+    with pytest.raises(DataError, match="two classes of .*classnames.txt have the same name: 'crane'"):
+        read_data(str(folder))
+    picture = rows(photos, "train")[0][0]
+    latin = [
+        member("a.png", picture),
+        member("a.cls", b"M\xf6we"),
+        member("b.png", picture),
+        member("b.cls", b"M\xe4we"),
+    ]
+    with pytest.raises(DataError, match=r"'a.cls' is not UTF-8 text"):
+        read_data(str(tar_of(tmp_path / "latin", *latin)))
+    described = json.dumps({"info": {"features": {"label": {"names": ["crane", "crane"], "_type": "ClassLabel"}}}})
+    whole = table(photos, "train").replace_schema_metadata({"huggingface": described})
+    pa.parquet.write_table(whole, tmp_path / "train.parquet")
+    with pytest.raises(DataError, match="train.parquet have the same name: 'crane'"):
+        read_data(str(tmp_path / "train.parquet"))
+
+
+@pytest.mark.parametrize("form", ["metadata.jsonl", "webdataset .json"])
+def test_a_missing_label_is_not_taken_from_another_column(photos: DataSet, tmp_path: Path, form: str) -> None:
+    picture = rows(photos, "train")[0][0]
+    labels = [
+        json.dumps({"file_name": f"{i}.png", "label": own, "category": "bird"}) for i, own in enumerate(["jay", None])
+    ]
+    if form == "metadata.jsonl":
+        for i in range(2):
+            (tmp_path / f"{i}.png").write_bytes(picture)
+        (tmp_path / form).write_text("\n".join(labels))
+    else:
+        parts = [part for i in range(2) for part in ((f"{i}.png", picture), (f"{i}.json", labels[i].encode()))]
+        tar_of(tmp_path, *(member(*part) for part in parts))
+    with pytest.raises(DataError, match="line 2 has no file_name or no label|several names: 'category', 'label'"):
+        read_data(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("label", "sentence"), [(float("nan"), "has no label"), ([1, 2], "is neither text nor a number")]
+)
+def test_cells_without_one_label_are_no_class(photos: DataSet, tmp_path: Path, label: Any, sentence: str) -> None:
+    whole = table(photos, "train").replace_schema_metadata(None)
+    values = [[float(i)] if isinstance(label, list) else float(i) for i in range(len(whole) - 1)] + [label]
+    pa.parquet.write_table(whole.set_column(1, "label", pa.array(values)), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=sentence):
+        read_data(str(tmp_path / "train.parquet"))
+
+
 @pytest.mark.parametrize("form", ["save_to_disk", "parquet", "webdataset .cls"])
 def test_splits_of_other_names_are_neither_train_nor_instead_of_it(photos: DataSet, tmp_path: Path, form: str) -> None:
     """As "extra" of SVHN. Where nothing is called train, images without a split are the training images."""

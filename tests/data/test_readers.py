@@ -235,8 +235,8 @@ def test_the_separator_of_a_table_is_recognised(tmp_path, suffix, separator):
 
 
 def test_table_with_absolute_paths_and_windows_lines(tmp_path):
-    image = put_image(tmp_path / "far" / "away.jpg", 1)
-    path = put(tmp_path / "near" / "t.csv", f"path,label\r\n{image},a\r\n../far/away.jpg,b\r\n")
+    image, _ = (put_image(tmp_path / "far" / name, 1) for name in ("away.jpg", "back.jpg"))
+    path = put(tmp_path / "near" / "t.csv", f"path,label\r\n{image},a\r\n../far/back.jpg,b\r\n")
     assert counts(read_data(str(path))) == {"train": [1, 1]}
 
 
@@ -458,6 +458,10 @@ def test_faults_in_cars(tmp_path):
     )
     assert "label 0 is beyond" in refusal(replicas.cars_devkit(tmp_path / "c", (0, 1, 2, 3))).replace("'", "")
     assert "label 'one' is beyond" in refusal(replicas.cars_devkit(tmp_path / "e", ("one", 1, 2, 3)))
+    assert "lists the image 'car_ims/000002.jpg' twice" in refusal(
+        replicas.cars_single(tmp_path / "f", first="car_ims/000002.jpg")
+    )
+    assert "test mark '[2]' should be 0 or 1" in refusal(replicas.cars_single(tmp_path / "g", tested=2))
     folder = replicas.cars_devkit(tmp_path / "d")
     labelled = folder / "cars_test_annos_withlabels.mat"
     put(labelled, (folder / "devkit" / "cars_test_annos.mat").read_bytes())
@@ -728,6 +732,7 @@ def test_split_refuses_other_numbers(per_class, fraction):
     [
         (("pictures/0.png,crow,train", "pictures/0.png,gull,train"), "listed twice, with the labels 'crow' and 'gull'"),
         (("pictures/0.png,crow,train", "pictures/0.png,crow,test"), "listed twice, in train and in test"),
+        (("pictures/0.png,crow,train", "pictures/../pictures/0.png,crow,test"), "listed twice, in train and in test"),
     ],
 )
 def test_an_image_with_two_labels_or_in_two_splits_is_refused(tmp_path, rows, sentence):
@@ -735,7 +740,11 @@ def test_an_image_with_two_labels_or_in_two_splits_is_refused(tmp_path, rows, se
 
 
 def test_an_image_that_is_listed_twice_counts_once(tmp_path):
-    rows = [f"{folder}pictures/{i}.png,{'crow' if i < 2 else 'jay'}" for folder in ("", "./") for i in range(4)]
+    rows = [
+        f"{folder}pictures/{i}.png,{'crow' if i < 2 else 'jay'}"
+        for folder in ("", "./", f"{tmp_path}/")
+        for i in range(4)
+    ]
     data = read_data(str(replicas.table(tmp_path / "t.csv", header="path,label", rows=tuple(rows))))
     assert data.splits["train"].labels == (0, 0, 1, 1)
     splits = training_splits(data, val_fraction=0.5)

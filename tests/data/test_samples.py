@@ -4,6 +4,7 @@ import io
 import os
 import resource
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,28 @@ def test_transparent_pixels_become_white(tmp_path: Path, mode: str, suffix: str)
     loaded = load_image(saved(tmp_path / f"a.{suffix}", image, **options))
     assert loaded.getpixel((2, 4)) == (255, 0, 0)
     assert loaded.getpixel((13, 4)) == (255, 255, 255)
+
+
+def png(bits: int, colour_type: int, width: int, row: bytes, transparent: bytes) -> bytes:
+    """A PNG file of one row in a depth that Pillow does not write, with a transparent shade or colour."""
+    header = struct.pack(">IIBBBBB", width, 1, bits, colour_type, 0, 0, 0)
+    parts = {b"IHDR": header, b"tRNS": transparent, b"IDAT": zlib.compress(b"\0" + row), b"IEND": b""}
+    chunks = (
+        struct.pack(">I", len(part)) + k + part + struct.pack(">I", zlib.crc32(k + part)) for k, part in parts.items()
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def test_the_transparent_colour_of_a_png_has_the_depth_of_its_pixels(tmp_path: Path) -> None:
+    colours = struct.pack(">9H", 0x1200, 0x3400, 0x5600, 0, 0, 0, 0x7777, 0x8888, 0x9999)
+    files = {
+        png(2, 0, 4, b"\x1b", b"\0\1"): [(0,) * 3, (255,) * 3, (170,) * 3, (255,) * 3],  # shades 0, 1, 2, 3
+        png(4, 0, 4, b"\x06\x7e", b"\0\6"): [(0,) * 3, (255,) * 3, (119,) * 3, (238,) * 3],
+        png(16, 2, 3, colours, colours[:6]): [(255,) * 3, (0,) * 3, (0x77, 0x88, 0x99)],
+    }
+    for content, expected in files.items():
+        pixels = np.asarray(load_image(put(tmp_path / "a.png", content)))
+        assert list(map(tuple, pixels[0].tolist())) == expected
 
 
 @pytest.mark.parametrize("suffix", ["gif", "webp", "png", "tif"])

@@ -149,5 +149,9 @@ def test_what_cannot_be_divided_is_one_sentence(tmp_path: Path, capsys: pytest.C
     ):
         assert main(["data", "split", *arguments, "--output", str(tmp_path / "x.csv")]) == 2
         assert sentence in capsys.readouterr().err
+    for name in ("crow", "crow "):  # a table of them would have one class
+        shutil.copytree(next((photos / "train").iterdir()), tmp_path / "alike" / name)
+    assert main(["data", "split", str(tmp_path / "alike"), "--output", str(tmp_path / "x.csv")]) == 2
+    assert "classes of alike differ only in spaces around their names" in capsys.readouterr().err
     assert main(["data", "split", str(photos), "--output", str(tmp_path / "x.txt")]) == 2
     assert "--output must end with .csv" in capsys.readouterr().err

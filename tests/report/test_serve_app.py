@@ -312,6 +312,12 @@ def test_clients_that_send_nothing_are_disconnected_and_others_answered(
         while part := connection.recv(1 << 16):
             answer += part
         assert answer.startswith(b"HTTP/1.1 200")
+    with upload(port, b"", stated=1000, path="/nothing") as connection:  # answered before the end of its body
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404")
+        with suppress(ConnectionError):
+            connection.sendall(b"1")
+            while connection.recv(1 << 16):
+                pass
 
 
 def test_clients_that_do_not_read_are_disconnected(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

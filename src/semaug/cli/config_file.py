@@ -47,6 +47,13 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
             raise SettingError(f"line {event.start_mark.line + 1} has a tag (!), and settings must be plain values")
         return super().compose_node(parent, index)
 
+    def construct_scalar(self, node: Any) -> str:
+        """The text of a value; JSON writes a character such as an emoji as two, which PyYAML leaves apart."""
+        try:
+            return str(super().construct_scalar(node)).encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise SettingError(f"line {node.start_mark.line + 1} has half a character (a lone surrogate)") from None
+
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         names = Counter(str(key.value) for key, _ in node.value)
         twice = next((name for name, count in names.items() if count > 1), None)

@@ -138,7 +138,8 @@ def data_set(
         The data set.
 
     Raises:
-        DataError: Files are missing, a split or class has no images, two classes share a name, or a name is too long.
+        DataError: Files are missing or listed twice, a split or class has no images, two classes share a name, or a
+            name is too long.
     """
     source = source or folder
     files = [file for entries in splits.values() for file, _ in entries]
@@ -146,6 +147,9 @@ def data_set(
     if absent:
         first = shown(str(absent[0]).removeprefix(f"{folder}{os.sep}"))
         raise DataError(f"{len(absent)} of the {len(files)} images listed in {source} are missing, first {first}")
+    if listed and len(set(files)) < len(files):
+        [(twice, _)] = Counter(files).most_common(1)
+        raise DataError(f"{source} lists the image {shown(str(twice).removeprefix(f'{folder}{os.sep}'))} twice")
     by_split = {split: [label for _, label in entries] for split, entries in splits.items()}
     check_labels(source, classes, by_split, ignored)
     samples: dict[str, Samples] = {}
@@ -181,6 +185,13 @@ def splits_in(paths: Sequence[Path]) -> list[str]:
     return [split or ("" if "train" in splits else "train") for split in splits]
 
 
+def check_distinct(source: Path, classes: Sequence[str]) -> None:
+    """Check that no two classes have the same name, by which they would become one; raises DataError."""
+    repeated = [class_name for class_name, count in Counter(classes).items() if count > 1]
+    if repeated:
+        raise DataError(f"two classes of {source} have the same name: {some(repeated)}")
+
+
 def check_labels(
     source: Path, classes: Sequence[str], splits: Mapping[str, Sequence[int]], ignored: Mapping[str, int] | None = None
 ) -> None:
@@ -195,9 +206,7 @@ def check_labels(
     Raises:
         DataError: A split or class has no images, two classes share a name, or a name is too long.
     """
-    repeated = [class_name for class_name, count in Counter(classes).items() if count > 1]
-    if repeated:
-        raise DataError(f"two classes of {source} have the same name: {some(repeated)}")
+    check_distinct(source, classes)
     long = [class_name for class_name in classes if len(class_name) > MAX_CLASS_NAME]
     if long:
         raise DataError(f"names of classes in {source} have more than {MAX_CLASS_NAME} characters: {some(long)}")

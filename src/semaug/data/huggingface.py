@@ -20,7 +20,16 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from semaug.data.annotations import Field, data_set, read_content, reading, split_called, split_in, splits_in
+from semaug.data.annotations import (
+    Field,
+    check_distinct,
+    data_set,
+    read_content,
+    reading,
+    split_called,
+    split_in,
+    splits_in,
+)
 from semaug.data.packed import PackedImages, PackedRow, class_of, files_in, packed_data
 from semaug.data.samples import MAX_IMAGE_BYTES, DataSet
 from semaug.data.tables import (
@@ -258,26 +267,35 @@ def _columns(file: Path, schema: Any, features: Mapping[str, Any]) -> tuple[str,
     """The columns of images and labels, and the names of the labels if they are numbers with names."""
     image = _image_column(file, schema)
     named = [key for key in schema.names if features.get(key, {}).get("_type") == "ClassLabel"]
-    label = next((key for key in (*named, *_LABELS) if key in schema.names), None)
+    usual = [key for key in _LABELS if key in named]  # before others, as a group of classes that comes first
+    label = next((key for key in (*usual, *named, *_LABELS) if key in schema.names), None)
     if label is None:
         raise DataError(f"{file} has no column of labels ({', '.join(_LABELS)})")
     names = features.get(label, {}).get("names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         names = None
+    check_distinct(file, names or ())
     return image, label, names
 
 
 def _image_column(file: Path, schema: Any) -> str:
+    images = []
     for column in schema:
         inside = {column.type.field(k).name for k in range(column.type.num_fields)}
         if {"bytes", "path"} <= inside and column.type.num_fields == 2:
-            return str(column.name)
-    raise DataError(f"{file} has no column of images")
+            images.append(str(column.name))
+    if not images:
+        raise DataError(f"{file} has no column of images")
+    return "image" if "image" in images else images[0]  # a mask may come first
 
 
 def _class_of(label: Any, names: Sequence[str] | None, image: str) -> str:
     """The class of an image; "" if it has no label."""
-    text = "" if label is None or label == -1 else str(label).strip()
+    if label is None or label == -1 or label != label:  # NaN is what a table of pandas has for none
+        return ""
+    if not isinstance(label, str | int | float):
+        raise DataError(f"the label {shown(str(label))} of {shown(image)} is neither text nor a number")
+    text = str(label).strip()
     return class_of(text, names, image) if text else ""
 
 
@@ -338,10 +356,11 @@ def _json_rows(file: Path) -> Iterator[Row]:
     rows: list[dict[str, Any]] = read_json_lines(file, dict[str, Any])
     columns = {name: [str(row[name]) for row in rows if row.get(name) is not None] for name in SPLIT_COLUMNS}
     column = split_column({name: own for name, own in columns.items() if own})
+    # one for all rows: where it is null, another one may be anything, as a group of classes
+    key = next((key for key in _LABELS if any(type(row.get(key)) in (str, int) for row in rows)), _LABELS[0])
     for number, row in enumerate(rows, start=1):
-        place = f"line {number}"
-        label = next((row[key] for key in _LABELS if type(row.get(key)) in (str, int)), None)
-        if not isinstance(row.get("file_name"), str) or label is None or not str(label).strip():
+        place, label = f"line {number}", row.get(key)
+        if not isinstance(row.get("file_name"), str) or type(label) not in (str, int) or not str(label).strip():
             raise DataError(f"{file} {place} has no file_name or no label")
         split = None if column is None else row.get(column)
         own = None if split is None else split_called(str(split), f"{file} {place}")

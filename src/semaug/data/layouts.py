@@ -247,6 +247,8 @@ def _read_cars(folder: Path) -> DataSet:
     if single.is_file():
         classes = [str(name) for name in read_variable(single, "class_names")]
         for path, label, test in _annotations(single, "relative_im_path", "class", "test"):
+            if test not in ([0], [1]):
+                raise DataError(f"{single}: the test mark {shown(str(test))} should be 0 or 1")
             file = Field(str(path), str(single)).below(folder)
             splits["test" if test == [1] else "train"].append((file, _car_label(single, label, classes)))
     elif any(devkit.glob("cars_*.mat")):

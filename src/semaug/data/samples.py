@@ -197,7 +197,16 @@ def _opened(file: BinaryIO, max_pixels: int) -> Image.Image:
         raise OSError("it has too many scans")
     if image.tile[:1] and image.tile[0][0] == "ppm_plain" and _count(file, b"#") > MAX_COMMENTS:
         raise OSError(f"it has more than {MAX_COMMENTS} comments")
+    if image.format == "PNG" and "transparency" in image.info and image.tile:
+        image.info["transparency"] = _of_eight_bits(image.info["transparency"], image.tile[0][3])
     return image
+
+
+def _of_eight_bits(key: Any, raw_mode: Any) -> Any:
+    """The transparent shade or colour of a PNG file as its pixels will be; Pillow scales pixels of 2, 4 and 16 bits."""
+    if raw_mode == "RGB;16B":
+        return tuple(value >> 8 for value in key)
+    return key * {"L;2": 85, "L;4": 17}.get(raw_mode, 1)
 
 
 def _count(file: BinaryIO, mark: bytes) -> int:

@@ -6,6 +6,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,11 +80,12 @@ def listed_splits(images: Iterable[Listed]) -> tuple[list[str], Splits]:
     classes = class_order({image.label for image in images})
     index = {label: i for i, label in enumerate(classes)}
     splits: Splits = {"train": []}
-    first: dict[Path, Listed] = {}
+    first: dict[tuple[str, str], Listed] = {}
+    folder = cache(os.path.realpath)  # a path may be relative, absolute, and lead through a link
     for image in images:
         if "\0" in image.name:
             raise DataError(f"{image.place}: no file can be called {shown(image.name)}")
-        other = first.setdefault(image.file, image)
+        other = first.setdefault((folder(image.file.parent), image.file.name), image)
         if other is image:
             splits.setdefault(image.split, []).append((image.file, index[image.label]))
         elif (other.label, other.split) != (image.label, image.split):

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from semaug.data.annotations import lines, reading, splits_in
+from semaug.data.annotations import check_distinct, lines, reading, splits_in
 from semaug.data.downloads import TarHeader
 from semaug.data.packed import PackedRow, class_of, files_in, packed_data
 from semaug.data.samples import IMAGE_SUFFIXES, MAX_IMAGE_BYTES, DataSet
@@ -44,10 +44,12 @@ def read_webdataset(folder: Path) -> DataSet:
     files = files_in(folder, "*.tar")
     names = _class_names(folder / "classnames.txt") if (folder / "classnames.txt").is_file() else None
     ignored = Counter(file.suffix for kind in ("*.tar.gz", "*.tgz") for file in files_in(folder, kind))
-    rows = []
+    rows, keys = list[PackedRow](), set[str]()
     for number, (file, split) in enumerate(zip(files, splits_in([f.relative_to(folder) for f in files]), strict=True)):
-        for offset, size, label, name in _images(file, f"{file.relative_to(folder).as_posix()}/", ignored):
+        for offset, size, label, name in _images(file, f"{file.relative_to(folder).as_posix()}/", ignored, keys):
             rows.append(PackedRow(split, number, offset, size, class_of(label, names, name), name))
+    if len(keys) > 1:  # the others may be anything, as a group of classes
+        raise DataError(f"the labels in the .json of {folder} have several names: {some(sorted(keys))}")
     return packed_data(folder, files, rows, names or (), ignored=ignored)
 
 
@@ -56,6 +58,7 @@ def _class_names(file: Path) -> list[str]:
     for number, name in enumerate(names, start=1):
         if name.place != f"{file} line {number}":
             raise DataError(f"{name.place} follows a blank line, so its label is unclear")
+    check_distinct(file, [name.text for name in names])
     return [name.text for name in names]
 
 
@@ -67,11 +70,12 @@ class _Part(NamedTuple):
     name: str
 
 
-def _images(file: Path, prefix: str, ignored: Counter[str]) -> list[tuple[int, int, str, str]]:
+def _images(file: Path, prefix: str, ignored: Counter[str], keys: set[str]) -> list[tuple[int, int, str, str]]:
     """Offset and size of each image of a tar file, its label and its name.
 
     A key may have dots in it. An image such as KEY.mask.png without a label of its own is another part of the sample
-    KEY. `ignored` is increased by the labelled samples that have no image of a known type.
+    KEY. `ignored` is increased by the labelled samples that have no image of a known type, and `keys` by the names of
+    labels in JSON.
     """
     samples: dict[str, dict[str, _Part]] = {}
     images: list[tuple[int, int, str, str]] = []
@@ -97,7 +101,7 @@ def _images(file: Path, prefix: str, ignored: Counter[str]) -> list[tuple[int, i
             if len(pictures) > 1:
                 raise DataError(f"{file} has two images with one key: {some(part.name for part in pictures)}")
             described = parts.get(".cls") or parts.get(".json")
-            label = _label(opened, described, file) if pictures and described else ""
+            label = _label(opened, described, file, keys) if pictures and described else ""
             if label:
                 images.append((*pictures[0][:2], label, prefix + pictures[0].name))
             elif pictures:
@@ -112,13 +116,19 @@ def _images(file: Path, prefix: str, ignored: Counter[str]) -> list[tuple[int, i
     return images
 
 
-def _label(opened: BinaryIO, part: _Part, file: Path) -> str:
+def _label(opened: BinaryIO, part: _Part, file: Path, keys: set[str]) -> str:
     place = f"{file}: {shown(part.name)}"
     if part.size > _MAX_LABEL_BYTES:
         raise DataError(f"{place} has more than {_MAX_LABEL_BYTES} bytes")
     content = os.pread(opened.fileno(), part.size, part.offset)
     if not part.name.lower().endswith(".json"):
-        return content.decode(errors="replace").strip()
+        try:
+            return content.decode().strip()
+        except UnicodeDecodeError as error:  # two labels could become the same
+            raise DataError(f"{place} is not UTF-8 text") from error
     values: dict[str, Any] = parse_json(content, place, dict[str, Any])
-    label = next((values[name] for name in _JSON_LABELS if type(values.get(name)) in (str, int)), "")
-    return str(label).strip()
+    key = next((name for name in _JSON_LABELS if type(values.get(name)) in (str, int)), None)
+    if key is None:
+        return ""
+    keys.add(key)
+    return str(values[key]).strip()

@@ -330,9 +330,10 @@ class _Protocol(H11Protocol):
         self._set_timer(None)
 
     def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
+        is_answered = self.conn.our_state is h11.DONE  # before the end of a body, of which each part has its own time
+        if is_answered or self.conn.their_state is not h11.IDLE:
             self._set_timer(None)
-        elif self._timer is None:
+        if self._timer is None and (is_answered or self.conn.their_state is h11.IDLE):
             self._set_timer(self.loop.call_later(SILENCE_SECONDS, self._close))
 
     def _close(self) -> None:
