@@ -184,3 +184,13 @@ def test_what_excludes_calibration_is_said(run: Path, photos: Path, capsys: pyte
         assert main(["evaluate", str(run), *options, "--calibrate"]) == 2
         assert "--calibrate is for one run on its own data" in capsys.readouterr().err
     assert read_json(run / "manifest.json")["files"].keys().isdisjoint({"calibration.json"})
+
+
+def test_an_exported_folder_is_not_calibrated(
+    exported: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the folder that has its images, among which the validation images are not known."""
+    monkeypatch.chdir(photos.parent)
+    for model in (exported, exported / "model.onnx"):
+        assert main(["evaluate", str(model), "--calibrate"]) == 2
+        assert "is not a run directory; calibrate the run, and export it again" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from classifiers import CLASSES, tiny_classifier
+from semaug.cli.main import main
 from semaug.data import birds
 from semaug.data.samples import load_image
 from semaug.inference import exporting as module
@@ -75,6 +76,13 @@ def test_paths_of_the_training_machine_are_left_out(classifier, tmp_path):
         text = (tmp_path / name).read_text("utf-8")
         assert "someone" not in text
         assert "warblers" in text
+
+
+def test_the_config_of_an_exported_folder_does_not_pass_for_that_of_a_run(classifier, tmp_path, capsys):
+    """Its settings of training are few: the others, the image size among them, would silently be the defaults."""
+    export(classifier, tmp_path / "exported", onnx=False)
+    assert main(["train", "--config", str(tmp_path / "exported" / "config.json"), "--print-config"]) == 2
+    assert "is that of an exported folder, which has few of the settings of its run" in capsys.readouterr().err
 
 
 def test_a_run_directory_and_a_file_are_not_overwritten(classifier, tmp_path):

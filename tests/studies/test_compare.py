@@ -333,6 +333,17 @@ def test_only_seeds_that_both_have_are_compared() -> None:
     assert (alike.error, alike.p) == (0.0, None)
 
 
+def test_differences_that_are_equal_but_for_rounding_have_no_p() -> None:
+    """With 15 images, one more right answer in every seed: the accuracies in metrics.jsonl have six digits."""
+    own, base = ([100 * round(right / 15, 6) for right in rights] for rights in ((8, 9, 9), (7, 8, 8)))
+    difference = paired(dict(enumerate(own)), dict(enumerate(base)))
+    assert difference is not None
+    assert difference.mean == pytest.approx(100 / 15, abs=1e-4)
+    assert (difference.error, difference.p) == (0.0, None)
+    (conclusion,) = comparison(arm_result("basic", base), arm_result("isda", own, base)).conclusions
+    assert "may be chance" in conclusion
+
+
 def arm_result(method: str, values: list[float], base: list[float] | None = None, network: str = "small") -> ArmResult:
     runs = tuple(FinishedRun(seed, value, value, 1, 1.0, "run") for seed, value in enumerate(values))
     difference = None if base is None else paired(dict(enumerate(values)), dict(enumerate(base)))

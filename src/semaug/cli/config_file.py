@@ -96,6 +96,8 @@ def read_flags(path: Path) -> list[str]:
     del kinds["augmentation"]
     if "format" in settings:  # the config.json of a run
         base = settings.get("base")
+        if base is None and "run" not in settings:
+            raise SettingError(f"{path} is that of an exported folder, which has few of the settings of its run")
         settings = {name: value for name, value in settings.items() if name in kinds and name != "output"}
         if isinstance(base, str):
             settings |= _paths(settings, path.parent / base)

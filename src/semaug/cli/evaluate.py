@@ -93,6 +93,8 @@ class Evaluate(Command):
 
             if config.get("select", "val") != "val":
                 raise RunError(f"{models} held out no validation images to calibrate with; its `select` is not val")
+            if "val" not in splits:  # an exported folder does not say which images they are
+                raise RunError(f"{models} is not a run directory; calibrate the run, and export it again")
             with Progress().task("calibrating on val", len(splits["val"])) as advance:
                 fitted = calibrate(classifier, readable("val"), self.batch_size, advance, data_classes=data.classes)
             write_report([self.models[0]], self.models[0] / "report.html")
