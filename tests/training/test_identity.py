@@ -604,3 +604,25 @@ def test_a_folder_has_one_writer(
     if command == "train":
         assert semaug(*arguments(data, folder, epochs=1))[0] == 0
         assert not (folder / ".lock").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "export"])
+@pytest.mark.parametrize("link", [False, True])
+def test_a_file_of_the_users_that_is_called_like_a_lock_is_kept(
+    run: Path, data: Path, tmp_path: Path, semaug: Command, command: str, link: bool
+) -> None:
+    folder = run if command == "evaluate" else tmp_path / "output"
+    folder.mkdir(exist_ok=True)
+    if link:  # in a run of unknown origin, one to any file
+        (folder / LOCK).symlink_to(tmp_path / "absent")
+    else:
+        (folder / LOCK).write_text("mine")
+    options: dict[str, list[object]] = {
+        "train": arguments(data, folder),
+        "evaluate": ["evaluate", run, "--split", "val", "--calibrate"],
+        "export": ["export", run, folder, "--no-onnx"],
+    }
+    code, shown = semaug(*options[command])
+    assert (code, f"{LOCK} exists and is no lock of semaug; move it, or choose another folder" in shown) == (2, True)
+    assert (folder / LOCK).is_symlink() if link else (folder / LOCK).read_text() == "mine"
+    assert not (tmp_path / "absent").exists()
