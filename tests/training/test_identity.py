@@ -5,6 +5,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -415,6 +416,22 @@ def test_a_flipped_bit_is_one_sentence(run: Path, data: Path, tmp_path: Path, se
         assert code == 2
         assert "is damaged or was changed" in shown or f"cannot read {run / name}" in shown
     assert not (tmp_path / "exported").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("config.json", lambda content: {**content, "preprocessing": {**content["preprocessing"], "resize": 64}}),
+        ("classes.json", lambda content: content[::-1]),
+        ("split.json", lambda content: {label: files[1:] for label, files in content.items()}),
+    ],
+)
+def test_a_value_that_was_changed_is_one_sentence(
+    run: Path, semaug: Command, name: str, change: Callable[[Any], Any]
+) -> None:
+    (run / name).write_text(json.dumps(change(json.loads((run / name).read_text()))))
+    code, shown = semaug("evaluate", run, "--split", "val")
+    assert (code, f"{name} is damaged or was changed" in shown) == (2, True)
 
 
 def test_a_split_that_was_removed_is_not_drawn_again(run: Path, semaug: Command) -> None:
