@@ -5,6 +5,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -431,6 +432,22 @@ def test_a_flipped_bit_is_one_sentence(run: Path, data: Path, tmp_path: Path, se
     assert not (tmp_path / "exported").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("config.json", lambda content: {**content, "preprocessing": {**content["preprocessing"], "resize": 64}}),
+        ("classes.json", lambda content: content[::-1]),
+        ("split.json", lambda content: {label: files[1:] for label, files in content.items()}),
+    ],
+)
+def test_a_value_that_was_changed_is_one_sentence(
+    run: Path, semaug: Command, name: str, change: Callable[[Any], Any]
+) -> None:
+    (run / name).write_text(json.dumps(change(json.loads((run / name).read_text()))))
+    code, shown = semaug("evaluate", run, "--split", "val")
+    assert (code, f"{name} is damaged or was changed" in shown) == (2, True)
+
+
 def test_a_split_that_was_removed_is_not_drawn_again(run: Path, semaug: Command) -> None:
     (run / "split.json").unlink()
     code, shown = semaug("evaluate", run, "--split", "val")
@@ -618,3 +635,25 @@ def test_a_folder_has_one_writer(
     if command == "train":
         assert semaug(*arguments(data, folder, epochs=1))[0] == 0
         assert not (folder / ".lock").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "export"])
+@pytest.mark.parametrize("link", [False, True])
+def test_a_file_of_the_users_that_is_called_like_a_lock_is_kept(
+    run: Path, data: Path, tmp_path: Path, semaug: Command, command: str, link: bool
+) -> None:
+    folder = run if command == "evaluate" else tmp_path / "output"
+    folder.mkdir(exist_ok=True)
+    if link:  # in a run of unknown origin, one to any file
+        (folder / LOCK).symlink_to(tmp_path / "absent")
+    else:
+        (folder / LOCK).write_text("mine")
+    options: dict[str, list[object]] = {
+        "train": arguments(data, folder),
+        "evaluate": ["evaluate", run, "--split", "val", "--calibrate"],
+        "export": ["export", run, folder, "--no-onnx"],
+    }
+    code, shown = semaug(*options[command])
+    assert (code, f"{LOCK} exists and is no lock of semaug; move it, or choose another folder" in shown) == (2, True)
+    assert (folder / LOCK).is_symlink() if link else (folder / LOCK).read_text() == "mine"
+    assert not (tmp_path / "absent").exists()

@@ -19,6 +19,7 @@ except ImportError:  # not on Windows, where nothing is locked
 LOCK = ".lock"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 3.0  # the threads of a killed process end one after the other, and the last one releases its lock
+_OWNER = b"process "  # how the content of a lock begins
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # of file systems without locks
 
 
@@ -36,7 +37,7 @@ def locked(folder: Path, name: str = LOCK, *, wait: bool = False) -> Iterator[No
         wait: Whether to wait for a process that has the lock.
 
     Raises:
-        FileError: Another process has the lock, or the folder cannot be written.
+        FileError: Another process has the lock, the folder cannot be written, or the file is one of the user's.
     """
     file = folder / name
     try:
@@ -56,8 +57,14 @@ def locked(folder: Path, name: str = LOCK, *, wait: bool = False) -> Iterator[No
 
 def _acquire(file: Path, deadline: float) -> int | None:
     """The descriptor of the locked file; None to try again."""
+    foreign = FileError(f"{file} exists and is no lock of semaug; move it, or choose another folder")
+    if file.is_symlink():  # the file that it leads to would be written
+        raise foreign
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:
+        if os.pread(descriptor, len(_OWNER), 0) not in (b"", _OWNER):
+            os.close(descriptor)
+            raise foreign
         if fcntl is not None:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), os.stat(file)):  # else its last owner has just removed it
