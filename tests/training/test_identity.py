@@ -13,7 +13,7 @@ from commands import OPTIONS
 from forks import Fork, hold_lock
 from photos import photo_folder
 from semaug.cli.main import main
-from semaug.training import checkpoints, trainer
+from semaug.training import checkpoints, run_directory, trainer
 from semaug.training.run_directory import RunDirectory
 from semaug.util import locks
 from semaug.util.errors import DataError, SemaugError
@@ -635,6 +635,26 @@ def test_a_folder_has_one_writer(
     if command == "train":
         assert semaug(*arguments(data, folder, epochs=1))[0] == 0
         assert not (folder / ".lock").exists()
+
+
+def test_no_run_is_validated_on_images_that_its_weights_were_trained_on(
+    finished: Path, data: Path, tmp_path: Path, semaug: Command
+) -> None:
+    new = [*arguments(data, tmp_path / "new", 1), "--weights", finished]
+    code, shown = semaug(*new, "--seed", 1)
+    assert (code, "that this run would hold out for validation; choose its --seed" in shown) == (2, True)
+    assert not (tmp_path / "new").exists()
+    assert semaug(*new, "--seed", 0)[0] == 0
+
+
+def test_a_sparse_file_of_weights_is_not_read_to_its_end(
+    data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "sparse.safetensors").open("wb") as file:
+        file.truncate(20 * 10**9)
+    monkeypatch.setattr(run_directory, "checksum", lambda file: pytest.fail(f"{file} is read"))
+    code, shown = semaug(*arguments(data, tmp_path / "new"), "--weights", tmp_path / "sparse.safetensors")
+    assert (code, "cannot read weights from" in shown) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "export"])

@@ -293,3 +293,28 @@ def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet)
     splits["val"] = Subset(pool, [i for i, key in enumerate(keys) if key in wanted])
     splits["train"] = Subset(pool, [i for i, key in enumerate(keys) if key not in wanted])
     return splits
+
+
+def check_not_trained_on(earlier: Path, data: DataSet, settings: Mapping[str, Any]) -> None:
+    """Check that the run whose weights another one starts from was not trained on that one's validation images.
+
+    Args:
+        earlier: Run directory or exported folder. If it was trained on other data, nothing is checked.
+        data: The data set of the new run.
+        settings: The new run's, as :func:`split_settings` returns them.
+
+    Raises:
+        RunError: It was trained on some of them.
+    """
+    has_own = settings.get("select", "val") != "val" or "val" in data.splits
+    if has_own or read_manifest(earlier).get("data") != data.fingerprint():
+        return
+    trained = splits_of_run(earlier, read_description(earlier).config, data)["train"]
+    held_out = training_splits(data, **settings)["val"]
+    names = {trained.name(i) for i in range(len(trained))}
+    count = sum(held_out.name(i) in names for i in range(len(held_out)))
+    if count:
+        raise RunError(
+            f"{earlier} was trained on {count} of the {len(held_out)} images that this run would hold out for "
+            "validation; choose its `seed`, other `weights`, or data with a validation split of its own"
+        )

@@ -3,6 +3,8 @@
 import difflib
 import pickle
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -175,7 +177,7 @@ def weights_file(path: Path) -> Path:
     """The .safetensors file that `path` names: the file itself, or that of a run directory or exported folder.
 
     Raises:
-        ModelError: The file is missing or of another format.
+        ModelError: The file is missing, of another format, or has another size than its header says.
     """
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
@@ -185,7 +187,20 @@ def weights_file(path: Path) -> Path:
             f"{file} is not a .safetensors file; other formats can hold code. To convert a state dict that you trust: "
             "safetensors.torch.save_file(torch.load(OLD, weights_only=True), NEW)"
         )
-    return file
+    with _opened(file):  # before anything reads all of it
+        return file
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    from safetensors import safe_open
+
+    try:
+        with safe_open(file, "pt") as opened:
+            yield opened
+    except Exception as error:  # safetensors raises errors of its own kinds
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"cannot read weights from {file}: {reason}") from error
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -196,18 +211,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         ModelError: The file is missing, damaged, or of another format, or has more than `MAX_TENSORS`.
     """
-    from safetensors import safe_open
-
-    path = weights_file(path)
-    try:
-        with safe_open(path, "pt") as file:
-            names = file.keys()
-            if len(names) <= MAX_TENSORS:
-                return {name: file.get_tensor(name) for name in names}
-            raise ValueError(f"it has {len(names)} tensors, and at most {MAX_TENSORS} are read")
-    except Exception as error:  # safetensors raises errors of its own kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"cannot read weights from {path}: {reason}") from error
+    with _opened(weights_file(path)) as file:
+        names = file.keys()
+        if len(names) <= MAX_TENSORS:
+            return {name: file.get_tensor(name) for name in names}
+        raise ValueError(f"it has {len(names)} tensors, and at most {MAX_TENSORS} are read")
 
 
 def _converted(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ import semaug
 from semaug.data.samples import DataSet
 from semaug.inference.manifest import NAME as MANIFEST
 from semaug.inference.manifest import checksum, damage, is_complete, read_manifest, sign, verify
-from semaug.inference.runs import FORMAT, split_settings, write_split
+from semaug.inference.runs import FORMAT, check_not_trained_on, split_settings, write_split
 from semaug.network.models import weights_file
 from semaug.training import checkpoints
 from semaug.training.methods import METHODS
@@ -173,7 +173,7 @@ class RunDirectory:
 
         Raises:
             DataError: If the data is not that which the run began with.
-            RunError: If the weights are not.
+            RunError: If the weights are not, or come from a run that was trained on the validation images of this one.
         """
         distributed.raise_on_all_ranks(lambda: self._identify(config, data))
 
@@ -185,6 +185,8 @@ class RunDirectory:
             weights = checksum(weights_file(config.weights))
             if (config.weights / MANIFEST).is_file():  # a run directory or an exported folder
                 verify(config.weights, "model.safetensors")
+                if not self._data:
+                    check_not_trained_on(config.weights, data, split_settings(vars(config)))
         if not self._data:
             self._data, self._weights = fingerprint, weights
             write_json(self.folder / "classes.json", list(data.classes))
