@@ -14,6 +14,7 @@ from torch import Tensor
 
 import soak
 from photos import photo_folder, quick_config
+from semaug.cli.main import main
 from semaug.inference.classifier import load_classifier
 from semaug.inference.runs import read_metrics
 from semaug.meta.learner import LearnableAugmentation
@@ -299,6 +300,8 @@ def test_select_last_trains_on_all_images_and_evaluates_the_last_epoch_on_the_te
     result = read_json(run / "evaluation.json")
     assert (result["split"], result["best_epoch"], result["count"]) == ("test", 3, 12)
     assert result["top1"] == pytest.approx(rows[2]["val_top1"], abs=1e-6)
+    assert main(["evaluate", str(run), "--split", "val"]) == 2
+    assert "held out no validation images; its `select` is not val" in capsys.readouterr().err
     with pytest.raises(SettingError, match="`patience` needs a validation split"):
         quick_config(photos, tmp_path / "other", select="last", patience=2).resolve()
     with pytest.raises(SettingError, match="has no test split, which `select` last needs"):

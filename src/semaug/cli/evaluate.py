@@ -73,6 +73,11 @@ class Evaluate(Command):
         split: str = self.split or next((name for name in preferred if name in data.splits), "val")
         runs = [(each.folder, each.config) for each in members]
         splits = shared_splits(runs, data, for_test=split == "test") if own else data.splits
+        held_out_none = f"{models} held out no validation images; its `select` is not val"
+        if own and config.get("select", "val") != "val":
+            splits = data.splits  # in training, the test split was the validation split
+            if split == "val" and "val" not in splits:
+                raise RunError(held_out_none)
         if own and split == "val" and "val" not in splits:
             raise RunError(f"{models} does not record which images of {data.name} it held out; evaluate the run that "
                            "it was exported from, or name other images with `data`")  # fmt: skip
@@ -92,7 +97,7 @@ class Evaluate(Command):
             from semaug.report import write_report
 
             if config.get("select", "val") != "val":
-                raise RunError(f"{models} held out no validation images to calibrate with; its `select` is not val")
+                raise RunError(held_out_none)
             if "val" not in splits:  # an exported folder does not say which images they are
                 raise RunError(f"{models} is not a run directory; calibrate the run, and export it again")
             with Progress().task("calibrating on val", len(splits["val"])) as advance:
