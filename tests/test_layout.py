@@ -120,7 +120,7 @@ ALLOWED = {  # calls outside of util/untrusted.py that could read a file of unkn
         "disabled_optimizers=['ConstantFolding'])"
     },
     "network/models.py": {
-        "safe_open(path, 'pt')",  # a regular file, mapped into memory
+        "safe_open(file, 'pt')",  # a regular file, mapped into memory
         "torch.load(weights, map_location='cpu', weights_only=True)",  # torchvision's own, with its checksum
     },
     "network/pretrained.py": {"file.open('rb')", "safe_open(file, 'pt')"},  # regular files in a cache

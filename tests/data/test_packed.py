@@ -298,14 +298,19 @@ def test_a_blank_line_between_names_of_classes_is_refused(photos: DataSet, tmp_p
 
 def test_a_mask_and_a_group_of_classes_may_come_first(photos: DataSet, tmp_path: Path) -> None:
     whole = table(photos, "train")
-    names = {name: {"names": list(photos.classes), "_type": "ClassLabel"} for name in ("group", "label")}
-    whole = whole.add_column(0, "group", pa.array([0] * len(whole)))
-    whole = whole.add_column(0, "mask", whole.column("image").take(list(range(len(whole)))[::-1]))
+    group, mask = pa.array([0] * len(whole)), whole.column("image").take(list(range(len(whole)))[::-1])
+    columns = ("group", "label", "species", "category")
+    names = {name: {"names": list(photos.classes), "_type": "ClassLabel"} for name in columns}
     described = {"huggingface": json.dumps({"info": {"features": names}})}
-    pa.parquet.write_table(whole.replace_schema_metadata(described), tmp_path / "train.parquet")
-    samples, expected = read_data(str(tmp_path)).splits["train"], photos.splits["train"]
-    assert list(samples.labels) == list(expected.labels)
-    assert [samples.load(i).tobytes() for i in range(3)] == [expected.load(i).tobytes() for i in range(3)]
+    for form, changed in {
+        "named": whole.add_column(0, "group", group).add_column(0, "mask", mask),
+        "unnamed": whole.rename_columns(["image", "species"]).append_column("category", group),
+    }.items():
+        (tmp_path / form).mkdir()
+        pa.parquet.write_table(changed.replace_schema_metadata(described), tmp_path / form / "train.parquet")
+        samples, expected = read_data(str(tmp_path / form)).splits["train"], photos.splits["train"]
+        assert list(samples.labels) == list(expected.labels)
+        assert [samples.load(i).tobytes() for i in range(3)] == [expected.load(i).tobytes() for i in range(3)]
 
 
 def test_two_labels_never_become_one_class(photos: DataSet, tmp_path: Path) -> None:

@@ -461,7 +461,7 @@ def test_faults_in_cars(tmp_path):
     assert "lists the image 'car_ims/000002.jpg' twice" in refusal(
         replicas.cars_single(tmp_path / "f", first="car_ims/000002.jpg")
     )
-    assert "test mark '[2]' should be 0 or 1" in refusal(replicas.cars_single(tmp_path / "g", tested=2))
+    assert "test mark '2' should be 0 or 1" in refusal(replicas.cars_single(tmp_path / "g", tested=2))
     folder = replicas.cars_devkit(tmp_path / "d")
     labelled = folder / "cars_test_annos_withlabels.mat"
     put(labelled, (folder / "devkit" / "cars_test_annos.mat").read_bytes())

@@ -127,15 +127,12 @@ def test_files_with_code_or_damage_are_refused_without_running_anything(tmp_path
     (tmp_path / "evil.safetensors").write_bytes((tmp_path / "evil.pth").read_bytes())
     torch.save({"weight": torch.zeros(2)}, tmp_path / "tensors.bin")
     os.mkfifo(tmp_path / "pipe.safetensors")
-    with (tmp_path / "sparse.safetensors").open("wb") as file:
-        file.truncate(20 * 10**9)
     for name, sentence in {
         "evil.pth": "is not a .safetensors file; other formats can hold code",
         "raw.pth": "is not a .safetensors file",
         "tensors.bin": "is not a .safetensors file",
         "noise.safetensors": "cannot read weights from",
         "evil.safetensors": "cannot read weights from",
-        "sparse.safetensors": "cannot read weights from",
         "pipe.safetensors": "there is no weights file",
         "absent.safetensors": "there is no weights file",
     }.items():

@@ -1,6 +1,7 @@
 """A run knows its settings, data and files: what is not its own is refused, and nothing is overwritten."""
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -640,32 +641,40 @@ def test_a_folder_has_one_writer(
 def test_no_run_is_validated_on_images_that_its_weights_were_trained_on(
     finished: Path, data: Path, tmp_path: Path, semaug: Command
 ) -> None:
-    new = [*arguments(data, tmp_path / "new", 1), "--weights", finished]
-    code, shown = semaug(*new, "--seed", 1)
-    assert (code, "that this run would hold out for validation; choose its --seed" in shown) == (2, True)
-    assert not (tmp_path / "new").exists()
-    assert semaug(*new, "--seed", 0)[0] == 0
+    new = [*arguments(data, tmp_path / "new", 1), "--weights"]
+    for weights in (finished, finished / "model.safetensors"):
+        code, shown = semaug(*new, weights, "--seed", 1)
+        assert (code, "that this run would hold out for validation; use the seed" in shown) == (2, True)
+        assert not (tmp_path / "new").exists()
+    assert semaug(*new, finished, "--seed", 0)[0] == 0
+    compared = ["compare", "--data", data, *OPTIONS, "--epochs", 1, "--output", tmp_path / "all"]
+    code, shown = semaug(*compared, "--weights", finished, "--seeds", 0, 1)
+    assert code == 2
+    assert "that this run would hold out for validation; use the seed" in shown
+    assert not list((tmp_path / "all").rglob("metrics.jsonl")), "nothing was trained"
 
 
 def test_a_sparse_file_of_weights_is_not_read_to_its_end(
     data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (tmp_path / "sparse.safetensors").open("wb") as file:
-        file.truncate(20 * 10**9)
+        file.truncate(10**9)
     monkeypatch.setattr(run_directory, "checksum", lambda file: pytest.fail(f"{file} is read"))
     code, shown = semaug(*arguments(data, tmp_path / "new"), "--weights", tmp_path / "sparse.safetensors")
     assert (code, "cannot read weights from" in shown) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "export"])
-@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("kind", ["text", "link", "pipe"])
 def test_a_file_of_the_users_that_is_called_like_a_lock_is_kept(
-    run: Path, data: Path, tmp_path: Path, semaug: Command, command: str, link: bool
+    run: Path, data: Path, tmp_path: Path, semaug: Command, command: str, kind: str
 ) -> None:
     folder = run if command == "evaluate" else tmp_path / "output"
     folder.mkdir(exist_ok=True)
-    if link:  # in a run of unknown origin, one to any file
+    if kind == "link":  # in a run of unknown origin, one to any file
         (folder / LOCK).symlink_to(tmp_path / "absent")
+    elif kind == "pipe":
+        os.mkfifo(folder / LOCK)
     else:
         (folder / LOCK).write_text("mine")
     options: dict[str, list[object]] = {
@@ -675,5 +684,6 @@ def test_a_file_of_the_users_that_is_called_like_a_lock_is_kept(
     }
     code, shown = semaug(*options[command])
     assert (code, f"{LOCK} exists and is no lock of semaug; move it, or choose another folder" in shown) == (2, True)
-    assert (folder / LOCK).is_symlink() if link else (folder / LOCK).read_text() == "mine"
+    assert {"text": Path.is_file, "link": Path.is_symlink, "pipe": Path.is_fifo}[kind](folder / LOCK)
+    assert kind != "text" or (folder / LOCK).read_text() == "mine"
     assert not (tmp_path / "absent").exists()

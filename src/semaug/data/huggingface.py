@@ -267,7 +267,7 @@ def _columns(file: Path, schema: Any, features: Mapping[str, Any]) -> tuple[str,
     """The columns of images and labels, and the names of the labels if they are numbers with names."""
     image = _image_column(file, schema)
     named = [key for key in schema.names if features.get(key, {}).get("_type") == "ClassLabel"]
-    usual = [key for key in _LABELS if key in named]  # before others, as a group of classes that comes first
+    usual = [key for key in ("label", "labels") if key in named]  # before a group of classes that comes first
     label = next((key for key in (*usual, *named, *_LABELS) if key in schema.names), None)
     if label is None:
         raise DataError(f"{file} has no column of labels ({', '.join(_LABELS)})")

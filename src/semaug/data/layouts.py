@@ -247,10 +247,11 @@ def _read_cars(folder: Path) -> DataSet:
     if single.is_file():
         classes = [str(name) for name in read_variable(single, "class_names")]
         for path, label, test in _annotations(single, "relative_im_path", "class", "test"):
-            if test not in ([0], [1]):
-                raise DataError(f"{single}: the test mark {shown(str(test))} should be 0 or 1")
+            mark = _only(test)
+            if mark not in (0, 1):
+                raise DataError(f"{single}: the test mark {shown(str(mark))} should be 0 or 1")
             file = Field(str(path), str(single)).below(folder)
-            splits["test" if test == [1] else "train"].append((file, _car_label(single, label, classes)))
+            splits["test" if mark == 1 else "train"].append((file, _car_label(single, label, classes)))
     elif any(devkit.glob("cars_*.mat")):
         classes = [str(name) for name in read_variable(devkit / "cars_meta.mat", "class_names")]
         test_labels = folder / "cars_test_annos_withlabels.mat"
@@ -279,8 +280,13 @@ def _annotations(path: Path, *fields: str) -> Iterator[tuple[Any, ...]]:
         yield tuple(annotation[field] for field in fields)
 
 
+def _only(value: Any) -> Any:
+    """The number of a MATLAB matrix of one number."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
 def _car_label(path: Path, label: Any, classes: list[str]) -> int:
-    number = label[0] if isinstance(label, list) and len(label) == 1 else label
+    number = _only(label)
     if number not in range(1, len(classes) + 1):
         raise DataError(f"{path}: the label {shown(str(number))} is beyond the {len(classes)} classes")
     return int(number) - 1

@@ -295,19 +295,28 @@ def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet)
     return splits
 
 
-def check_not_trained_on(earlier: Path, data: DataSet, settings: Mapping[str, Any]) -> None:
+def source_of_weights(weights: Path) -> Path | None:
+    """The run directory or exported folder that weights come from; None for another file."""
+    folder = weights.parent if weights.name == "model.safetensors" else weights
+    return folder if (folder / MANIFEST).is_file() else None
+
+
+def check_not_trained_on(earlier: Path, data: DataSet, fingerprint: str, settings: Mapping[str, Any]) -> None:
     """Check that the run whose weights another one starts from was not trained on that one's validation images.
 
+    Nothing is known about an exported folder, or a run on other images, and be it that some have been added.
+
     Args:
-        earlier: Run directory or exported folder. If it was trained on other data, nothing is checked.
+        earlier: Run directory or exported folder.
         data: The data set of the new run.
+        fingerprint: Its fingerprint.
         settings: The new run's, as :func:`split_settings` returns them.
 
     Raises:
         RunError: It was trained on some of them.
     """
     has_own = settings.get("select", "val") != "val" or "val" in data.splits
-    if has_own or read_manifest(earlier).get("data") != data.fingerprint():
+    if has_own or read_manifest(earlier).get("data") != fingerprint:
         return
     trained = splits_of_run(earlier, read_description(earlier).config, data)["train"]
     held_out = training_splits(data, **settings)["val"]
@@ -316,5 +325,6 @@ def check_not_trained_on(earlier: Path, data: DataSet, settings: Mapping[str, An
     if count:
         raise RunError(
             f"{earlier} was trained on {count} of the {len(held_out)} images that this run would hold out for "
-            "validation; choose its `seed`, other `weights`, or data with a validation split of its own"
+            "validation; use the seed and validation settings of that run, other `weights`, or data with a validation "
+            "split of its own"
         )

@@ -13,7 +13,13 @@ from rich.table import Table
 from semaug.data.readers import read_data, training_splits
 from semaug.data.samples import DataSet
 from semaug.inference.manifest import is_complete
-from semaug.inference.runs import read_evaluation, read_metrics
+from semaug.inference.runs import (
+    check_not_trained_on,
+    read_evaluation,
+    read_metrics,
+    source_of_weights,
+    split_settings,
+)
 from semaug.report import write_report
 from semaug.report.reading import as_text
 from semaug.studies.bench.result import versions
@@ -141,7 +147,7 @@ class Comparison:
         if select == "test":
             lines.append("The accuracies are therefore too high.")
         elif select == "last":
-            lines.append("If you choose the best method by this table, its accuracy is slightly too high.")
+            lines.append("If you choose the best method by this table, its accuracy tends to be too high.")
         elif split.drawn:
             lines.append("Each seed draws its own validation images; all methods of a seed share them.")
         else:
@@ -154,7 +160,7 @@ class Comparison:
         if len(config.strength) > 1:
             lines.append(
                 f"{len(config.strength)} strengths were tried. The best is chosen on the images that it is "
-                "measured on, so its accuracy is slightly too high."
+                "measured on, so its accuracy tends to be too high."
             )
         different, plan = [], config.runs()
         for name in (*COMMON, "optimizer", "lr", "weight_decay"):
@@ -242,6 +248,7 @@ def compare(config: CompareConfig) -> Comparison:
         refuse_edited(markdown, page)
         missing = [run for run in plan if not is_complete(required(run.output), weights=False)]
         refuse_other_inputs([run for run in plan if run not in missing], data)
+        _check_sources(missing, data)
         alone = _note_jobs(jobs_file, plan, missing, jobs)
         failures = train_all(missing, jobs, config.output / "logs", Progress(), finished=len(plan) - len(missing))
         failed = {run.name: reason for run, reason in failures.items()}
@@ -260,6 +267,14 @@ def _read_data(config: CompareConfig) -> tuple[DataSet, ValidationSplit]:
     splits = training_splits(data, shared.select, shared.val_per_class, shared.val_fraction, config.seeds[0])
     drawn = shared.select == "val" and "val" not in data.splits
     return data, ValidationSplit(len(splits["val"]), drawn, "test" in splits)
+
+
+def _check_sources(runs: Sequence[TrainConfig], data: DataSet) -> None:
+    """Check before any training that no run is validated on images that its weights were trained on."""
+    sources = [(source, run) for run in runs if run.weights is not None and (source := source_of_weights(run.weights))]
+    fingerprint = data.fingerprint() if sources else ""
+    for source, run in sources:
+        check_not_trained_on(source, data, fingerprint, split_settings(vars(run)))
 
 
 def _note_jobs(file: Path, plan: Sequence[TrainConfig], missing: Sequence[TrainConfig], jobs: int) -> bool:

@@ -20,7 +20,7 @@ import semaug
 from semaug.data.samples import DataSet
 from semaug.inference.manifest import NAME as MANIFEST
 from semaug.inference.manifest import checksum, damage, is_complete, read_manifest, sign, verify
-from semaug.inference.runs import FORMAT, check_not_trained_on, split_settings, write_split
+from semaug.inference.runs import FORMAT, check_not_trained_on, source_of_weights, split_settings, write_split
 from semaug.network.models import weights_file
 from semaug.training import checkpoints
 from semaug.training.methods import METHODS
@@ -183,10 +183,10 @@ class RunDirectory:
         fingerprint, weights = data.fingerprint(), None
         if config.weights is not None:
             weights = checksum(weights_file(config.weights))
-            if (config.weights / MANIFEST).is_file():  # a run directory or an exported folder
-                verify(config.weights, "model.safetensors")
+            if (source := source_of_weights(config.weights)) is not None:
+                verify(source, "model.safetensors")
                 if not self._data:
-                    check_not_trained_on(config.weights, data, split_settings(vars(config)))
+                    check_not_trained_on(source, data, fingerprint, split_settings(vars(config)))
         if not self._data:
             self._data, self._weights = fingerprint, weights
             write_json(self.folder / "classes.json", list(data.classes))

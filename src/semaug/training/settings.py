@@ -63,8 +63,8 @@ class TrainConfig:
     """Network: a timm name, or torchvision/NAME; with -v1 appended (resnet50-v1) for ResNet weights of Keras. Default:
     resnet50; on the embedded birds "small", a built-in CNN."""
     weights: Path | None = setting(None, "model")
-    """Weights to start from: a finished run, or a .safetensors file. Other formats can hold code and are refused. A run
-    on the same data must have held out the same validation images: choose its seed. Default: those of `pretrained`."""
+    """Weights to start from: a finished run, or a .safetensors file. Other formats can hold code and are refused. If
+    both runs draw validation images from the same data, both need the same seed. Default: those of `pretrained`."""
     pretrained: bool | None = setting(None, "model")
     """Start from the pretrained weights of timm or torchvision. Default: yes, except with your own weights, "small" or
     the birds."""

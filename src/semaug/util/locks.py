@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from semaug.util.errors import FileError
@@ -58,29 +58,31 @@ def locked(folder: Path, name: str = LOCK, *, wait: bool = False) -> Iterator[No
 def _acquire(file: Path, deadline: float) -> int | None:
     """The descriptor of the locked file; None to try again."""
     foreign = FileError(f"{file} exists and is no lock of semaug; move it, or choose another folder")
-    if file.is_symlink():  # the file that it leads to would be written
+    if file.is_symlink() or (file.exists() and not file.is_file()):  # what a link leads to would be written
         raise foreign
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        if os.pread(descriptor, len(_OWNER), 0) not in (b"", _OWNER):
-            os.close(descriptor)
-            raise foreign
-        if fcntl is not None:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.stat(file)):  # else its last owner has just removed it
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
-            return descriptor
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return descriptor
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
-        if time.monotonic() >= deadline:
-            owner = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-            message = f"{owner} is writing to {file.parent}; wait until it has ended, or choose another folder"
-            raise FileError(message) from None
-    os.close(descriptor)
+    with ExitStack() as otherwise:
+        otherwise.callback(os.close, descriptor)
+        try:
+            if os.pread(descriptor, len(_OWNER), 0) not in (b"", _OWNER):
+                raise foreign
+            if fcntl is not None:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(file)):  # else its last owner has just removed it
+                os.truncate(descriptor, 0)
+                os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+                otherwise.pop_all()
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                otherwise.pop_all()
+                return descriptor
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            if time.monotonic() >= deadline:
+                owner = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+                message = f"{owner} is writing to {file.parent}; wait until it has ended, or choose another folder"
+                raise FileError(message) from None
     return None
