@@ -178,7 +178,7 @@ def uploads(model: Path, photo: bytes, count: int) -> None:
         f"ended after {time.monotonic() - asked:.1f} s",
         flush=True,
     )
-    assert statuses["200"] >= min(count, UPLOADS)
+    assert statuses["200"] >= min(count, CONNECTIONS)
     assert statuses["200"] + statuses["503"] == count
 
 

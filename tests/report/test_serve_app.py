@@ -282,6 +282,27 @@ async def crash(*arguments: object, **options: object) -> None:
     raise app.anyio.BrokenWorkerProcess
 
 
+FEW = """
+import sys
+from semaug.cli.main import main
+from semaug.report.serve import app
+app.CONNECTIONS, app.SILENCE_SECONDS = 5, 60
+sys.exit(main())
+"""
+
+
+def test_of_too_many_connections_only_the_last_ones_are_refused(run: Path) -> None:
+    picture = in_format("PNG")
+    with ExitStack() as connections, server(run, program=("-c", FEW)) as port:
+        kept = [connections.enter_context(upload(port, b"", stated=len(picture))) for _ in range(5)]
+        for _ in range(3):
+            refused = connections.enter_context(upload(port, picture))
+            assert refused.recv(1 << 16).startswith(b"HTTP/1.1 503")
+        for connection in kept:
+            connection.sendall(picture)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
 def test_many_uploads_at_once_wait_for_their_turn(port: int) -> None:
     waiting = [upload(port, in_format("PNG")) for _ in range(200)]
     for connection in waiting:

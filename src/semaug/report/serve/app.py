@@ -291,7 +291,8 @@ class _Protocol(H11Protocol):
     """HTTP for clients that send each request's headers within `SILENCE_SECONDS`; uvicorn has no such limit.
 
     Clients may close their sending side after a whole request, where uvicorn would close the connection. Those that do
-    not read are disconnected too, where uvicorn would wait forever.
+    not read are disconnected too, where uvicorn would wait forever. Of too many connections the last ones are refused,
+    where uvicorn would refuse every request until enough have left.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -299,6 +300,7 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.limit_concurrency = 0 if len(self.connections) > CONNECTIONS else None  # 0 refuses every request
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -373,7 +375,6 @@ def _server(app: Starlette) -> _Server:
         lifespan="off",
         ws="none",
         http=_Protocol,
-        limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=0,  # whoever ends the server does not wait for answers
     )
     server = _Server(config)
