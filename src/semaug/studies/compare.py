@@ -240,6 +240,7 @@ def compare(config: CompareConfig) -> Comparison:
     config.check()
     data, split = _read_data(config)
     plan, jobs = config.runs(), config.jobs or default_jobs()
+    _check_sources(plan, data)
     names = ("jobs.json", "comparison.json", "comparison.md", "report.html")
     jobs_file, file, markdown, page = (config.output / name for name in names)
     with locked(config.output):
@@ -248,7 +249,6 @@ def compare(config: CompareConfig) -> Comparison:
         refuse_edited(markdown, page)
         missing = [run for run in plan if not is_complete(required(run.output), weights=False)]
         refuse_other_inputs([run for run in plan if run not in missing], data)
-        _check_sources(missing, data)
         alone = _note_jobs(jobs_file, plan, missing, jobs)
         failures = train_all(missing, jobs, config.output / "logs", Progress(), finished=len(plan) - len(missing))
         failed = {run.name: reason for run, reason in failures.items()}
@@ -270,7 +270,7 @@ def _read_data(config: CompareConfig) -> tuple[DataSet, ValidationSplit]:
 
 
 def _check_sources(runs: Sequence[TrainConfig], data: DataSet) -> None:
-    """Check before any training that no run is validated on images that its weights were trained on."""
+    """Check before anything is written that no run is validated on images that its weights were trained on."""
     sources = [(source, run) for run in runs if run.weights is not None and (source := source_of_weights(run.weights))]
     fingerprint = data.fingerprint() if sources else ""
     for source, run in sources:
