@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +361,13 @@ def test_cells_without_one_label_are_no_class(photos: DataSet, tmp_path: Path, l
     pa.parquet.write_table(whole.set_column(1, "label", pa.array(values)), tmp_path / "train.parquet")
     with pytest.raises(DataError, match=sentence):
         read_data(str(tmp_path / "train.parquet"))
+
+
+def test_decimal_numbers_are_labels(photos: DataSet, tmp_path: Path) -> None:
+    whole = table(photos, "train").replace_schema_metadata(None)
+    values = pa.array([Decimal(i % 2) for i in range(len(whole))])
+    pa.parquet.write_table(whole.set_column(1, "label", values), tmp_path / "train.parquet")
+    assert read_data(str(tmp_path / "train.parquet")).classes == ("0", "1")
 
 
 @pytest.mark.parametrize("form", ["save_to_disk", "parquet", "webdataset .cls"])

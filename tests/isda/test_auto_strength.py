@@ -200,6 +200,14 @@ def test_a_training_loop_ends_with_the_share_and_resumes_exactly():
     assert float(criterion.strength.value) > 0
 
 
+def test_a_restored_strength_has_its_progress():
+    auto, again = AutoStrength(), AutoStrength()
+    auto.set_progress(0.5)
+    again.load_state_dict(auto.state_dict())
+    again.check_ready()
+    assert again.progress == 0.5
+
+
 def test_an_empty_batch_is_refused() -> None:
     features, labels, head, covariance = batch()
     with pytest.raises(ValueError, match="micro-batch is empty"):

@@ -691,6 +691,41 @@ def test_an_overflow_in_fp16_leaves_the_step_out() -> None:
     assert scaler.get_scale() < 2.0**40
 
 
+@pytest.mark.parametrize(
+    ("kind", "make", "order"),
+    [
+        (semaug.LearnableAugmentation, lambda: semaug.ClassCovariance(5, 6), "paper"),
+        (semaug.LearnableAugmentation, lambda: semaug.ClassCovariance(5, 6, form="full"), "paper"),
+        (semaug.LearnableAugmentation, lambda: semaug.CovNet(6), "paper"),
+        (semaug.LearnableAugmentation, lambda: semaug.CovNet(6), "pipelined"),
+        (semaug.JointAugmentation, lambda: semaug.CovNet(6), None),
+    ],
+)
+def test_after_an_overflow_in_a_forward_pass_training_continues(kind: Any, make: Any, order: str | None) -> None:
+    """One image overflows fp16 once; neither statistics nor parameters may hold what is not finite from then on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 6), nn.ReLU(), nn.Linear(6, 5))
+    learner = kind(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.05),
+        make(),
+        autocast=torch.float16,
+        scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10),
+        check_values=False,
+        **({} if order is None else {"order": order}),
+    )
+    losses = []
+    for step in range(4):
+        learner.set_progress(0.5)
+        images = torch.randn(8, 3, 8, 8)
+        if step == 1:
+            images[0] *= 1e7
+        losses.append(learner.step(images, torch.arange(8) % 5)["train_loss"])
+        numbers = [*model.parameters(), *learner.source.state_dict().values()]
+        assert all(value.isfinite().all() for value in numbers)
+    assert [bool(loss.isfinite()) for loss in losses] == [True, False, True, True]
+
+
 class GroupNormNet(TinyNet):
     """Without BatchNorm, so that images do not see each other and a batch may be cut."""
 

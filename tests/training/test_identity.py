@@ -654,6 +654,38 @@ def test_no_run_is_validated_on_images_that_its_weights_were_trained_on(
     assert not (tmp_path / "all").exists()
 
 
+def test_weights_of_unknown_training_images_are_a_warning(
+    finished: Path, own_data: Path, data: Path, tmp_path: Path, semaug: Command
+) -> None:
+    """Images were added after the run that the weights come from, or it was exported; others have other data."""
+    assert semaug("export", finished, tmp_path / "exported", "--no-onnx")[0] == 0
+    photo = next(own_data.rglob("*.png"))
+    shutil.copy(photo, photo.with_name("added.png"))
+    grown = Path(shutil.copytree(own_data, tmp_path / "grown" / data.name))
+    warning = "warning: it is unknown on which images of train"
+    for weights, images, warned in (
+        (finished, grown, True),
+        (tmp_path / "exported", data, True),
+        (finished, own_data, False),
+    ):
+        command = [*arguments(images, tmp_path / f"from-{weights.name}-{images.name}", 1), "--weights", weights]
+        code, shown = semaug(*command)
+        assert (code, warning in " ".join(shown.split())) == (0, warned)
+    compared = ["compare", "--data", grown, *OPTIONS, "--epochs", 1, "--method", "isda", "--seeds", 0, "--jobs", 1]
+    code, shown = semaug(*compared, "--weights", finished, "--output", tmp_path / "all")
+    assert (code, " ".join(shown.split()).count(warning)) == (0, 1)
+
+
+def test_the_manifest_of_another_program_beside_weights_is_ignored(
+    finished: Path, data: Path, tmp_path: Path, semaug: Command
+) -> None:
+    (tmp_path / "downloaded").mkdir()
+    shutil.copy(finished / "model.safetensors", tmp_path / "downloaded")
+    (tmp_path / "downloaded" / "manifest.json").write_text('{"version": 1}')
+    weights = tmp_path / "downloaded" / "model.safetensors"
+    assert semaug(*arguments(data, tmp_path / "new", 1), "--weights", weights)[0] == 0
+
+
 def test_a_sparse_file_of_weights_is_not_read_to_its_end(
     data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -662,6 +694,19 @@ def test_a_sparse_file_of_weights_is_not_read_to_its_end(
     monkeypatch.setattr(run_directory, "checksum", lambda file: pytest.fail(f"{file} is read"))
     code, shown = semaug(*arguments(data, tmp_path / "new"), "--weights", tmp_path / "sparse.safetensors")
     assert (code, "cannot read weights from" in shown) == (2, True)
+
+
+def take_in_turn(folder: Path, times: int) -> None:
+    """In a fork: lock a folder again and again, without a pause."""
+    locks.POLL_SECONDS = 0.0
+    for _ in range(times):
+        with locks.locked(folder, wait=True):
+            pass
+
+
+def test_a_lock_that_its_owner_removes_is_not_taken_for_a_file_of_the_users(tmp_path: Path) -> None:
+    processes = [Fork(tmp_path / f"log-{i}", take_in_turn, tmp_path / "folder", 3000) for i in range(2)]
+    assert [process.wait() for process in processes] == [(0, ""), (0, "")]
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "export"])
@@ -683,7 +728,10 @@ def test_a_file_of_the_users_that_is_called_like_a_lock_is_kept(
         "export": ["export", run, folder, "--no-onnx"],
     }
     code, shown = semaug(*options[command])
-    assert (code, f"{LOCK} exists and is no lock of semaug; move it, or choose another folder" in shown) == (2, True)
+    assert (code, f"{LOCK} exists and is not a lock file of semaug; move it, or choose another folder" in shown) == (
+        2,
+        True,
+    )
     assert {"text": Path.is_file, "link": Path.is_symlink, "pipe": Path.is_fifo}[kind](folder / LOCK)
     assert kind != "text" or (folder / LOCK).read_text() == "mine"
     assert not (tmp_path / "absent").exists()

@@ -86,7 +86,8 @@ def test_every_normalisation_of_timm_has_a_name() -> None:
 
 def test_weights_of_a_run_are_trained_further_with_its_normalisation(photos: Path, tmp_path: Path) -> None:
     run = train(quick_config(photos, tmp_path / "run", normalize="half", epochs=1))
-    assert TrainConfig(data="photos", model="small", weights=run).resolve().normalize == "half"
+    for weights in (run, run / "model.safetensors"):
+        assert TrainConfig(data="photos", model="small", weights=weights).resolve().normalize == "half"
     (run / "config.json").unlink()
     assert TrainConfig(data="photos", model="small", weights=run).resolve().normalize == "imagenet"
 

@@ -97,7 +97,7 @@ def read_flags(path: Path) -> list[str]:
     if "format" in settings:  # the config.json of a run
         base = settings.get("base")
         if base is None and "run" not in settings:
-            raise SettingError(f"{path} is that of an exported folder, which has few of the settings of its run")
+            raise SettingError(f"{path} belongs to an exported folder and lacks most settings; use that of the run")
         settings = {name: value for name, value in settings.items() if name in kinds and name != "output"}
         if isinstance(base, str):
             settings |= _paths(settings, path.parent / base)

@@ -14,6 +14,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict
@@ -267,7 +268,7 @@ def _columns(file: Path, schema: Any, features: Mapping[str, Any]) -> tuple[str,
     """The columns of images and labels, and the names of the labels if they are numbers with names."""
     image = _image_column(file, schema)
     named = [key for key in schema.names if features.get(key, {}).get("_type") == "ClassLabel"]
-    usual = [key for key in ("label", "labels") if key in named]  # before a group of classes that comes first
+    usual = [key for key in ("label", "labels") if key in named]  # a coarser class may come first
     label = next((key for key in (*usual, *named, *_LABELS) if key in schema.names), None)
     if label is None:
         raise DataError(f"{file} has no column of labels ({', '.join(_LABELS)})")
@@ -293,7 +294,7 @@ def _class_of(label: Any, names: Sequence[str] | None, image: str) -> str:
     """The class of an image; "" if it has no label."""
     if label is None or label == -1 or label != label:  # NaN is what a table of pandas has for none
         return ""
-    if not isinstance(label, str | int | float):
+    if not isinstance(label, str | int | float | Decimal):
         raise DataError(f"the label {shown(str(label))} of {shown(image)} is neither text nor a number")
     text = str(label).strip()
     return class_of(text, names, image) if text else ""
@@ -356,7 +357,7 @@ def _json_rows(file: Path) -> Iterator[Row]:
     rows: list[dict[str, Any]] = read_json_lines(file, dict[str, Any])
     columns = {name: [str(row[name]) for row in rows if row.get(name) is not None] for name in SPLIT_COLUMNS}
     column = split_column({name: own for name, own in columns.items() if own})
-    # one for all rows: where it is null, another one may be anything, as a group of classes
+    # The same column for all rows: where it is null, another one may hold something else, such as a coarser class.
     key = next((key for key in _LABELS if any(type(row.get(key)) in (str, int) for row in rows)), _LABELS[0])
     for number, row in enumerate(rows, start=1):
         place, label = f"line {number}", row.get(key)

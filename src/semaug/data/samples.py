@@ -203,7 +203,7 @@ def _opened(file: BinaryIO, max_pixels: int) -> Image.Image:
 
 
 def _of_eight_bits(key: Any, raw_mode: Any) -> Any:
-    """The transparent shade or colour of a PNG file as its pixels will be; Pillow scales pixels of 2, 4 and 16 bits."""
+    """Scale a PNG file's transparent grey value or colour as Pillow scales its pixels: from 2, 4 or 16 bits to 8."""
     if raw_mode == "RGB;16B":
         return tuple(value >> 8 for value in key)
     return key * {"L;2": 85, "L;4": 17}.get(raw_mode, 1)

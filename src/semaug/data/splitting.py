@@ -106,7 +106,9 @@ def split_data(
     if not (0 <= val_fraction < 1 and 0 <= test_fraction < 1 and val_fraction + test_fraction < 1):
         raise SettingError("`val_fraction` and `test_fraction` must be at least 0, and their sum below 1")
     if len({name.strip() for name in data.classes} - {""}) < len(data.classes):
-        raise DataError(f"classes of {data.name} differ only in spaces around their names, which a table does not keep")
+        raise DataError(
+            f"classes of {data.name} differ only in spaces around their names, which a table does not keep; rename them"
+        )
     stored = read_groups(table, group_by) if table is not None and group_by not in (None, "folder") else {}
     if group_by not in (None, "folder") and table is None:
         raise DataError(f"{data.name} is not a table with a column {group_by}; `group_by` must be folder")

@@ -48,8 +48,8 @@ def read_webdataset(folder: Path) -> DataSet:
     for number, (file, split) in enumerate(zip(files, splits_in([f.relative_to(folder) for f in files]), strict=True)):
         for offset, size, label, name in _images(file, f"{file.relative_to(folder).as_posix()}/", ignored, keys):
             rows.append(PackedRow(split, number, offset, size, class_of(label, names, name), name))
-    if len(keys) > 1:  # the others may be anything, as a group of classes
-        raise DataError(f"the labels in the .json of {folder} have several names: {some(sorted(keys))}")
+    if len(keys) > 1:  # the others may be something else, such as coarser classes
+        raise DataError(f"the labels in the .json of {folder} have several names: {some(sorted(keys))}; use one")
     return packed_data(folder, files, rows, names or (), ignored=ignored)
 
 

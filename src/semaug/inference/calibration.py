@@ -154,7 +154,7 @@ class Rejection:
 
 
 def choose_threshold(calibration: Calibration, error: float) -> Rejection:
-    """Choose the lowest confidence from which answers are accepted, such that few of them are wrong.
+    """Choose the lowest threshold of confidence at which few of the accepted answers are wrong.
 
     Args:
         calibration: Calibration of a run.

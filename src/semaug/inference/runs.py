@@ -28,7 +28,7 @@ from semaug.data.readers import KNOWN, data_root, read_data, training_splits
 from semaug.data.samples import DataSet, Samples, Select, Subset
 from semaug.inference.manifest import NAME as MANIFEST
 from semaug.inference.manifest import read_manifest, verify
-from semaug.util.errors import DataError, RunError
+from semaug.util.errors import DataError, FileError, RunError
 from semaug.util.files import write_json
 from semaug.util.names import shown, some
 from semaug.util.ranges import Accuracy, Count, CountOrZero, NotNegative, Range, Seed, Share
@@ -295,36 +295,52 @@ def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet)
     return splits
 
 
-def source_of_weights(weights: Path) -> Path | None:
+def origin_of_weights(weights: Path) -> Path | None:
     """The run directory or exported folder that weights come from; None for another file."""
-    folder = weights.parent if weights.name == "model.safetensors" else weights
-    return folder if (folder / MANIFEST).is_file() else None
+    if weights.name != "model.safetensors":
+        return weights if (weights / MANIFEST).is_file() else None
+    try:  # a file of this name may lie beside the manifest.json of another program
+        is_signed = weights.name in read_manifest(weights.parent)["files"]
+    except FileError:
+        return None
+    return weights.parent if is_signed else None
 
 
-def check_not_trained_on(earlier: Path, data: DataSet, fingerprint: str, settings: Mapping[str, Any]) -> None:
+def check_not_trained_on(origin: Path, config: Mapping[str, Any], data: DataSet, fingerprint: str) -> str | None:
     """Check that the run whose weights another one starts from was not trained on that one's validation images.
 
-    Nothing is known about an exported folder, or a run on other images, and be it that some have been added.
-
     Args:
-        earlier: Run directory or exported folder.
-        data: The data set of the new run.
-        fingerprint: Its fingerprint.
-        settings: The new run's, as :func:`split_settings` returns them.
+        origin: Run directory or exported folder with the weights.
+        config: Settings of the new run.
+        data: Its data set.
+        fingerprint: The fingerprint of that.
+
+    Returns:
+        A warning if both have data of the same name, and it is unknown which images the weights were trained on: those
+        of an exported folder, or of a run before images were added, removed or changed.
 
     Raises:
-        RunError: It was trained on some of them.
+        RunError: The weights were trained on some of the validation images.
     """
-    has_own = settings.get("select", "val") != "val" or "val" in data.splits
-    if has_own or read_manifest(earlier).get("data") != fingerprint:
-        return
-    trained = splits_of_run(earlier, read_description(earlier).config, data)["train"]
-    held_out = training_splits(data, **settings)["val"]
+    if config.get("select", "val") != "val" or "val" in data.splits:
+        return None
+    earlier = read_description(origin).config
+    if read_manifest(origin).get("data") != fingerprint:
+        places = {Path(os.path.normpath(str(own.get("data")))).name for own in (earlier, config)}
+        if len(places) > 1:
+            return None
+        return (
+            f"it is unknown on which images of {data.name} {origin} was trained: they have changed since, or it was "
+            "exported; if this run holds out some of them for validation, its validation accuracy is too high"
+        )
+    trained = splits_of_run(origin, earlier, data)["train"]
+    held_out = training_splits(data, **split_settings(config))["val"]
     names = {trained.name(i) for i in range(len(trained))}
     count = sum(held_out.name(i) in names for i in range(len(held_out)))
     if count:
         raise RunError(
-            f"{earlier} was trained on {count} of the {len(held_out)} images that this run would hold out for "
+            f"{origin} was trained on {count} of the {len(held_out)} images that this run would hold out for "
             "validation; use the seed and validation settings of that run, other `weights`, or data with a validation "
             "split of its own"
         )
+    return None

@@ -53,7 +53,7 @@ class ISDALoss(nn.Module):
         self.strength = make_strength(strength)
 
     def set_progress(self, progress: float) -> None:
-        """Say how much of training is done; λ follows. Call it before each step, or at least once per epoch.
+        """Set the progress of training, which determines λ. Call it before each step, or at least once per epoch.
 
         Args:
             progress: From 0 at the start of training to 1 at its end.

@@ -106,7 +106,7 @@ class ClassCovariance(Source, WideBuffers):
     | `"classwise"`  | ``d_y / n_y``: ISDA's; the pooled one for a class seen less than twice                |
     | `"pooled"`     | ``Σ_c d_c / Σ_c n_c``: that within classes, the same for all                          |
     | `"shrunk"`     | ``(d_y + mean_c d_c) / (n_y + mean_c n_c)``: classwise and pooled in equal parts if   |
-    |                | classes have equally many images; a smaller class, and one seen once, is more pooled  |
+    |                | classes have equally many images, a smaller class more pooled; n_y = 0 if seen once   |
     | `"neighbours"` | ``Σ_c d_c / Σ_c n_c`` over y and the seven classes whose means are nearest to y's     |
 
     Args:
@@ -152,9 +152,10 @@ class ClassCovariance(Source, WideBuffers):
         self.register_buffer("_single", None, persistent=False)
 
     def set_class_images(self, images: Sequence[int]) -> None:
-        """Say how many training images each class has, so that one of a single image counts as seen once.
+        """Set the number of training images of each class, so that a class of one image counts as seen once.
 
-        What such an image shows from epoch to epoch are crops and a network that changes, not how the class varies.
+        The features of that image differ from epoch to epoch by its crop and the state of the network, which does not
+        tell how the class varies.
 
         Args:
             images: Number of training images of each class.
@@ -165,6 +166,8 @@ class ClassCovariance(Source, WideBuffers):
     @torch.no_grad()
     def update(self, features: Tensor, labels: Tensor) -> None:
         """Add a batch to the statistics of its classes; no other class is read or written.
+
+        A batch in which a number is not finite is left out.
 
         Args:
             features: Features a, shape (N, D).
@@ -204,13 +207,16 @@ class ClassCovariance(Source, WideBuffers):
         cross = (before * share)[:, None] * difference
         between = cross[:, :, None] * difference[:, None, :] if full else cross * difference
         deviation = self.deviation[rows] + deviations + between
+        finite = deviation.isfinite().all()
         if self._single is not None:
             single = self._single[rows]
             total = total.where(~single, 1.0)
             deviation = deviation.where(~single.view(-1, *[1] * (deviation.ndim - 1)), 0.0)
-        self.deviation[rows] = deviation
-        self.mean[rows] = mean + difference * share[:, None]
-        self.count[rows] = total
+        # In fp16 a forward pass can overflow. The optimiser skips that step, and the statistics must skip the batch:
+        # they would never be finite again.
+        self.deviation[rows] = deviation.where(finite, self.deviation[rows])
+        self.mean[rows] = (mean + difference * share[:, None]).where(finite, mean)
+        self.count[rows] = total.where(finite, before)
 
     def covariance(self) -> Tensor:
         """Return the covariance of each class (divided by its count): (C, D) variances or (C, D, D) matrices."""

@@ -7,7 +7,7 @@ augmentation raises the loss by a share of the distance from the cross-entropy C
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -144,7 +144,8 @@ class AutoStrength(Strength):
     which the loss of that batch would be ``CE + share · progress · (log C − CE)``, and λ moves a tenth of the way
     there. A network at chance is not augmented; one that fits its images ends with the loss ``share · log C``. Only
     the logits and the terms that Σ adds to them enter, so the scale of features, head and Σ has no influence. All this
-    holds for soft labels and label smoothing too; there CE is at least the entropy of the label.
+    holds for soft labels and label smoothing too; there CE is at least the entropy of the label. Weights of images and
+    classes do not enter: the loss meant here is the unweighted one.
 
     λ and all that it is computed from stay on the training device. Ranks agree, since they sum what enters.
 
@@ -184,6 +185,10 @@ class AutoStrength(Strength):
             raise ValueError(f"progress must lie between 0 and 1, not {progress}")
         self.progress.fill_(progress)
         self._started = True
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*arguments, **options)
+        self._started = True  # the progress is part of the state
 
     def check_ready(self) -> None:
         """Check that the progress was set; see :meth:`Strength.check_ready`."""

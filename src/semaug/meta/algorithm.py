@@ -130,7 +130,7 @@ class Algorithm1:
         metrics, clipping = self.executor.real_backward(batch, self.strength, self.detach_real)
         if self.order == "pipelined" and self.is_differentiated():
             self.last_real = self._differentiable(batch, clipping, strength)
-        if not self.executor.step_network():  # fp16 overflowed and the step was skipped
+        if not self.executor.step_network():  # fp16 overflowed: the step may have been skipped
             self.last_real = None
         return metrics
 

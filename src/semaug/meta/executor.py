@@ -245,15 +245,10 @@ class Executor:
 
     def step_source(self, gradients: list[Tensor], meta_loss: MetaLoss) -> Metrics:
         """Take one step of g's optimiser along the meta-gradient, summed over ranks."""
-        assert self.meta_optimizer is not None
         value = meta_loss.value.detach() * (1.0 if meta_loss.rank_weight is None else meta_loss.rank_weight)
         *gradients, value = distributed.sum_over_ranks([*gradients, value])
         norm = global_norm(gradients)
-        self.meta_optimizer.zero_grad(set_to_none=True)
-        for parameter, gradient in zip(self.source_parameters, gradients, strict=True):
-            parameter.grad = _laid_out_like(parameter, self.mixed.scaled(gradient))
-        self.mixed.unscale_(self.meta_optimizer)
-        self.mixed.step(self.meta_optimizer)
+        self.apply_source_gradients(gradients)
         return {"meta_loss": value, "meta_gradient_norm": norm}
 
     def joint_source_gradients(self, batch: HalfBatch, strength: Tensor) -> list[Tensor]:
@@ -264,10 +259,13 @@ class Executor:
 
     def apply_source_gradients(self, gradients: list[Tensor]) -> None:
         """Take one step of g's optimiser along gradients that are already those of all ranks."""
+        if self.meta_optimizer is None:
+            return
+        self.meta_optimizer.zero_grad(set_to_none=True)
         for parameter, gradient in zip(self.source_parameters, gradients, strict=True):
-            parameter.grad = _laid_out_like(parameter, gradient)
-        if self.meta_optimizer is not None:
-            self.meta_optimizer.step()
+            parameter.grad = _laid_out_like(parameter, self.mixed.scaled(gradient))
+        self.mixed.unscale_(self.meta_optimizer)
+        self.mixed.step(self.meta_optimizer)
 
     def _detached_train_loss(self, strength: Tensor) -> Callable[[MicroBatch], Tensor]:
         """L_train of a micro-batch with Σ a constant in the features."""

@@ -40,9 +40,9 @@ class LearnableAugmentation:
         strength: ``"auto"``: automatic (:class:`~semaug.AutoStrength`). A number: λ0 of the paper's schedule.
         strength_power: α of that schedule: :meth:`set_progress` sets λ to ``progress^α · λ0``.
         frozen_blocks: Freeze the stem and the first N blocks in the pseudo update. ``"stem"`` freezes the stem alone, 0
-            nothing, ``"auto"`` five eighths of the blocks, as the paper's ten of ResNet-50's sixteen. ``network`` says
-            how many they are. A :class:`~semaug.Network` has its own number.
-        interval: Run the meta loop in one of N half steps, in first and second halves of batches in turn.
+            nothing, ``"auto"`` five eighths of the blocks, as the paper's ten of ResNet-50's sixteen. A
+            :class:`~semaug.Network` has its own number.
+        interval: Run the meta loop once every N half steps, alternating between first and second halves of batches.
         order: ``"paper"``, or ``"pipelined"``, which costs less (:mod:`semaug.meta.algorithm`).
         engine: How the meta-gradient is computed: ``"jvp"`` or ``"double_backward"``. Both give the same result.
         detach_real: Stop gradients from Σ into the features in the real update. The authors' code lets them flow.
@@ -190,7 +190,7 @@ class LearnableAugmentation:
         self.executor.passes.check_values = value
 
     def set_progress(self, progress: float) -> None:
-        """Say how much of training is done; λ follows. ``strength="auto"`` needs it before the first step.
+        """Set the progress of training, which determines λ. ``strength="auto"`` needs it before the first step.
 
         Args:
             progress: From 0 at the start of training to 1 at its end. With ``"auto"`` call it before each step; the
@@ -214,7 +214,8 @@ class LearnableAugmentation:
             ``augmentation_share`` (the part of it that augmentation adds), ``accuracy`` on the batch, ``gradient_norm``
             of f after clipping (not with a `scaler`), ``variance_mean`` and its spread over samples and dimensions
             (``variance_std_samples``, ``variance_std_dims``), ``drift`` of the source's parameters from their initial
-            values (relative), and if the meta loop ran, ``meta_loss`` and ``meta_gradient_norm``.
+            values (relative), if the meta loop ran, ``meta_loss`` and ``meta_gradient_norm``, and for a composite model
+            ``rest_loss``, the part of the loss that is not the head's.
 
         Raises:
             ValueError: If the batch is too small, or labels or features hold values that cannot be right.

@@ -252,7 +252,7 @@ class SnapMix(_MixingLearner):
     without a graph, which updates no statistics.
 
     Args:
-        model: A classifier with a linear head that follows on the pooled feature map.
+        model: A classifier with a linear head that follows the pooled feature map.
         optimizer: A torch optimiser of the model's parameters.
         source: Where Σ comes from, if ISDA is added. Default: no Σ. Further options are those of
             :class:`LearnableAugmentation`, except those of the meta loop; `micro_batch` is at least 2.

@@ -15,10 +15,9 @@ from semaug.data.samples import DataSet
 from semaug.inference.manifest import is_complete
 from semaug.inference.runs import (
     check_not_trained_on,
+    origin_of_weights,
     read_evaluation,
     read_metrics,
-    source_of_weights,
-    split_settings,
 )
 from semaug.report import write_report
 from semaug.report.reading import as_text
@@ -230,6 +229,7 @@ def compare(config: CompareConfig) -> Comparison:
     Raises:
         SettingError: A setting is wrong. Nothing was trained then.
         DataError: The data cannot be read or leaves no images for validation.
+        RunError: Weights were trained on images that a run would hold out for validation.
         FileError: Another process writes to the output folder, or a file cannot be read or written.
 
     Example:
@@ -240,7 +240,7 @@ def compare(config: CompareConfig) -> Comparison:
     config.check()
     data, split = _read_data(config)
     plan, jobs = config.runs(), config.jobs or default_jobs()
-    _check_sources(plan, data)
+    _check_weights(plan, data)
     names = ("jobs.json", "comparison.json", "comparison.md", "report.html")
     jobs_file, file, markdown, page = (config.output / name for name in names)
     with locked(config.output):
@@ -269,12 +269,15 @@ def _read_data(config: CompareConfig) -> tuple[DataSet, ValidationSplit]:
     return data, ValidationSplit(len(splits["val"]), drawn, "test" in splits)
 
 
-def _check_sources(runs: Sequence[TrainConfig], data: DataSet) -> None:
+def _check_weights(runs: Sequence[TrainConfig], data: DataSet) -> None:
     """Check before anything is written that no run is validated on images that its weights were trained on."""
-    sources = [(source, run) for run in runs if run.weights is not None and (source := source_of_weights(run.weights))]
-    fingerprint = data.fingerprint() if sources else ""
-    for source, run in sources:
-        check_not_trained_on(source, data, fingerprint, split_settings(vars(run)))
+    # Runs with the same weights and seed hold out the same images.
+    distinct = {(run.weights, run.seed): run for run in runs if run.weights is not None}
+    origins = [(origin, run) for (file, _), run in distinct.items() if (origin := origin_of_weights(file)) is not None]
+    fingerprint = data.fingerprint() if origins else ""
+    warnings = {check_not_trained_on(origin, vars(run), data, fingerprint) for origin, run in origins}
+    for warning in warnings - {None}:
+        Progress().say(f"warning: {warning}")
 
 
 def _note_jobs(file: Path, plan: Sequence[TrainConfig], missing: Sequence[TrainConfig], jobs: int) -> bool:

@@ -38,7 +38,7 @@ def paired(own: Mapping[int, float], base: Mapping[int, float]) -> Difference | 
     values = [own[seed] - base[seed] for seed in own if seed in base]
     if not values:
         return None
-    if max(values) - min(values) < _ROUNDING:  # equal ones must compare equal, or the test takes rounding for certainty
+    if max(values) - min(values) < _ROUNDING:  # else the t test takes rounding errors for the spread
         values = [round(statistics.fmean(values), 9)] * len(values)
     mean, deviation = mean_and_deviation(values)
     assert mean is not None

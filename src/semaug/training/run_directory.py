@@ -20,7 +20,7 @@ import semaug
 from semaug.data.samples import DataSet
 from semaug.inference.manifest import NAME as MANIFEST
 from semaug.inference.manifest import checksum, damage, is_complete, read_manifest, sign, verify
-from semaug.inference.runs import FORMAT, check_not_trained_on, source_of_weights, split_settings, write_split
+from semaug.inference.runs import FORMAT, check_not_trained_on, origin_of_weights, split_settings, write_split
 from semaug.network.models import weights_file
 from semaug.training import checkpoints
 from semaug.training.methods import METHODS
@@ -90,7 +90,7 @@ class RunDirectory:
     def _withdraw(self) -> bool:
         """Remove the description of a run that failed before it wrote anything else, as for a misspelled setting."""
         description = ("classes.json", "split.json", MANIFEST, "config.json")
-        # Beside other files, such as a log of TensorBoard, it lets the same command begin again.
+        # Beside other files, such as a log of TensorBoard, it marks the folder as that of a run, which can begin again.
         if not self._is_in_place() or any(file.name not in (*description, LOCK) for file in self.folder.iterdir()):
             return False
         for name in description:
@@ -168,25 +168,31 @@ class RunDirectory:
             raise RunError(f"{folder} has format {config.get('format')}, and this version of semaug reads {FORMAT}")
         return config if any((folder / name).exists() for name in ("checkpoints", *_RESULTS)) else None
 
-    def identify(self, config: TrainConfig, data: DataSet) -> None:
+    def identify(self, config: TrainConfig, data: DataSet, progress: Progress) -> None:
         """Write down classes, validation images and fingerprints of data and weights, or check that all are the same.
+
+        Args:
+            config: Resolved settings of the run.
+            data: Its data set.
+            progress: Prints a warning if the weights may have been trained on the validation images.
 
         Raises:
             DataError: If the data is not that which the run began with.
             RunError: If the weights are not, or come from a run that was trained on the validation images of this one.
         """
-        distributed.raise_on_all_ranks(lambda: self._identify(config, data))
+        distributed.raise_on_all_ranks(lambda: self._identify(config, data, progress))
 
-    def _identify(self, config: TrainConfig, data: DataSet) -> None:
+    def _identify(self, config: TrainConfig, data: DataSet, progress: Progress) -> None:
         if not self.writes:
             return
         fingerprint, weights = data.fingerprint(), None
         if config.weights is not None:
             weights = checksum(weights_file(config.weights))
-            if (source := source_of_weights(config.weights)) is not None:
-                verify(source, "model.safetensors")
-                if not self._data:
-                    check_not_trained_on(source, data, fingerprint, split_settings(vars(config)))
+            if (origin := origin_of_weights(config.weights)) is not None:
+                verify(origin, "model.safetensors")
+                warning = None if self._data else check_not_trained_on(origin, vars(config), data, fingerprint)
+                if warning is not None:
+                    progress.say(f"warning: {warning}")
         if not self._data:
             self._data, self._weights = fingerprint, weights
             write_json(self.folder / "classes.json", list(data.classes))

@@ -12,7 +12,7 @@ import torch
 from semaug.data.images import NORMALIZATIONS, Normalization, Preprocessing, Shape, normalization_named
 from semaug.data.readable import OnBadImage
 from semaug.data.samples import Select
-from semaug.inference.runs import read_description
+from semaug.inference.runs import origin_of_weights, read_description
 from semaug.network.pretrained import pixel_statistics
 from semaug.training.methods import METHODS, Augmentation, MethodName
 from semaug.training.recipes import RECIPES, RecipeName, choose_recipe, describe_recipes
@@ -272,8 +272,8 @@ def identifying() -> frozenset[str]:
 def _normalization(model: str, weights: Path | None) -> Normalization:
     """The normalisation that trained weights expect: of the run that they come from, or of timm's for this network."""
     statistics = pixel_statistics(model)
-    if weights is not None and weights.is_dir():
+    if weights is not None and (origin := origin_of_weights(weights)) is not None:
         with suppress(SemaugError):  # a folder of another kind
-            own = read_description(weights).preprocessing
+            own = read_description(origin).preprocessing
             statistics = own.mean, own.std
     return (statistics and normalization_named(*statistics)) or "imagenet"

@@ -87,7 +87,7 @@ def _run(config: TrainConfig, device: torch.device, verbose: bool) -> Path:
             return run.folder
         listing = run.folder / "bad_images.json" if run.writes else None
         dataset = distributed.raise_on_all_ranks(lambda: read_run_data(config, progress))
-        run.identify(config, dataset)
+        run.identify(config, dataset, progress)
         if config.pretrained:  # before images are decoded, which may take long
             distributed.raise_on_all_ranks(lambda: pretrained_weights(required(config.model)))
         data = distributed.raise_on_all_ranks(lambda: load_run_data(config, dataset, device, progress, listing))

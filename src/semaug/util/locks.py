@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import platform
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -57,10 +58,11 @@ def locked(folder: Path, name: str = LOCK, *, wait: bool = False) -> Iterator[No
 
 def _acquire(file: Path, deadline: float) -> int | None:
     """The descriptor of the locked file; None to try again."""
-    foreign = FileError(f"{file} exists and is no lock of semaug; move it, or choose another folder")
-    if file.is_symlink() or (file.exists() and not file.is_file()):  # what a link leads to would be written
-        raise foreign
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    foreign = FileError(f"{file} exists and is not a lock file of semaug; move it, or choose another folder")
+    with suppress(FileNotFoundError):  # in one call, since the owner of a lock may remove it at any time
+        if not stat.S_ISREG(os.lstat(file).st_mode):  # what a link leads to would be written
+            raise foreign
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     with ExitStack() as otherwise:
         otherwise.callback(os.close, descriptor)
         try:

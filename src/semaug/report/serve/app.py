@@ -291,8 +291,8 @@ class _Protocol(H11Protocol):
     """HTTP for clients that send each request's headers within `SILENCE_SECONDS`; uvicorn has no such limit.
 
     Clients may close their sending side after a whole request, where uvicorn would close the connection. Those that do
-    not read are disconnected too, where uvicorn would wait forever. Of too many connections the last ones are refused,
-    where uvicorn would refuse every request until enough have left.
+    not read are disconnected too, where uvicorn would wait forever. Beyond `CONNECTIONS`, only the additional
+    connections are refused; uvicorn would refuse every request until enough have closed.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -332,10 +332,10 @@ class _Protocol(H11Protocol):
         self._set_timer(None)
 
     def _watch(self) -> None:
-        is_answered = self.conn.our_state is h11.DONE  # before the end of a body, of which each part has its own time
-        if is_answered or self.conn.their_state is not h11.IDLE:
+        # One time for the headers of a request, and one for the rest of its body after the answer.
+        if self.conn.our_state is not h11.DONE and self.conn.their_state is not h11.IDLE:
             self._set_timer(None)
-        if self._timer is None and (is_answered or self.conn.their_state is h11.IDLE):
+        elif self._timer is None:
             self._set_timer(self.loop.call_later(SILENCE_SECONDS, self._close))
 
     def _close(self) -> None:
