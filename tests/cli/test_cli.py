@@ -284,6 +284,16 @@ def test_mistakes_give_one_sentence_and_exit_code_2(
     assert sentence in last
 
 
+@pytest.mark.parametrize("command", [["export", "run", ""], ["demo", "--output", ""], ["train", "--output="]])
+def test_an_empty_path_is_not_the_present_folder(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    assert "the path is empty; for this folder, use ." in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["data", "check"], ["data", "shards"]])
 def test_every_command_explains_itself(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--help"]) == 0

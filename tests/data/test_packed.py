@@ -274,15 +274,20 @@ def test_no_image_of_a_tar_file_is_lost_without_a_word(photos: DataSet, tmp_path
         "twice": ([member("a.png", two), member("a.cls", b"1")], "train-0.tar has two members 'a.png'"),
         "two images": ([member("a.jpg", two)], "two images with one key: 'a.png', 'a.jpg'"),
         "only parts": ([member("c.left.png", one), member("c.cls", b"1")], "1 images of .* have no .cls"),
+        "other labels": (
+            [member("c.png", one), member("c.json", b'{"label": "g"}')],
+            "in several places: '.cls', 'label'; use one for all images",
+        ),
     }.items():
         with pytest.raises(DataError, match=sentence):
             read_data(str(tar_of(tmp_path / name, *sound(), *extra)))
     dotted = [member("c.1.png", one), member("c.1.cls", b"0"), member("a.mask.png", two), member("a.boxes.json", b"[]")]
     other = [member("._a.png", b"x"), member("._a.cls", b"x"), member("d.heic", b"x"), member("d.cls", b"1")]
+    other += [member("e.heic", b"x"), member("e.json", b'{"label": 1}')]
     folder = tar_of(tmp_path / "good", *sound(), *dotted, *other)
     (folder / "train-1.tgz").touch()
     data = read_data(str(folder))
-    assert (list(data.splits["train"].labels), data.ignored) == ([0, 1, 0], {".heic": 1, ".tgz": 1})
+    assert (list(data.splits["train"].labels), data.ignored) == ([0, 1, 0], {".heic": 2, ".tgz": 1})
     file = folder / "train-0.tar"
     file.write_bytes(2 * file.read_bytes())
     with pytest.raises(DataError, match="or another archive follows in it"):
@@ -348,7 +353,7 @@ def test_a_missing_label_is_not_taken_from_another_column(photos: DataSet, tmp_p
     else:
         parts = [part for i in range(2) for part in ((f"{i}.png", picture), (f"{i}.json", labels[i].encode()))]
         tar_of(tmp_path, *(member(*part) for part in parts))
-    with pytest.raises(DataError, match="line 2 has no file_name or no label|several names: 'category', 'label'"):
+    with pytest.raises(DataError, match="line 2 has no file_name or no label|several places: 'category', 'label'"):
         read_data(str(tmp_path))
 
 
@@ -361,6 +366,56 @@ def test_cells_without_one_label_are_no_class(photos: DataSet, tmp_path: Path, l
     pa.parquet.write_table(whole.set_column(1, "label", pa.array(values)), tmp_path / "train.parquet")
     with pytest.raises(DataError, match=sentence):
         read_data(str(tmp_path / "train.parquet"))
+
+
+@pytest.mark.parametrize("kind", ["metadata", "tar", "parquet", "save_to_disk"])
+def test_class_folders_beside_other_files_of_images_are_not_left_out(
+    photos: DataSet, tmp_path: Path, kind: str
+) -> None:
+    folder = photo_folder(tmp_path / "photos", species=3, train=5, test=2, size=32)
+    first = sorted(file.relative_to(folder / "train").as_posix() for file in (folder / "train").rglob("*.png"))
+    if kind == "metadata":
+        some = [f"{name},{Path(name).parent.name}" for name in first if not name.endswith("/0.png")]
+        (folder / "train" / "metadata.csv").write_text("\n".join(["file_name,label", *some]))
+    elif kind == "tar":
+        in_tars(photos, tmp_path / "tars", "json")
+        (tmp_path / "tars" / "birds-train-0000.tar").rename(folder / "train" / "sample.tar")
+    elif kind == "parquet":
+        pa.parquet.write_table(table(photos, "train"), folder / "train.parquet")
+    else:
+        saved(DataSet("x", photos.classes, {"train": photos.splits["train"]}), tmp_path / "saved")
+        for name in ("state.json", "dataset_info.json", "data-00000-of-00001.arrow"):
+            (tmp_path / "saved" / "train" / name).rename(folder / name)
+    left_out = 1 + 6 if kind == "metadata" else 15 + 6
+    with pytest.raises(DataError, match=f"photos has {left_out} images in folders of classes that are not in its list"):
+        read_data(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "selects rows by a list of indices"),
+        ({"_data_files": [{"filename": "data-00000-of-00001.arrow", "take": 2}]}, "holds a part of a file"),
+        ({"_data_files": [{"filename": "data-00000-of-00001.arrow"}] * 2}, "lists 'train/data-.*' twice"),
+    ],
+)
+def test_saved_data_sets_whose_rows_are_not_those_of_their_files_are_refused(
+    photos: DataSet, tmp_path: Path, state: dict[str, Any], sentence: str
+) -> None:
+    folder = saved(photos, tmp_path / "saved")
+    file = folder / "train" / "state.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | state))
+    with pytest.raises(DataError, match=sentence):
+        read_data(str(folder))
+
+
+def test_every_line_of_metadata_names_its_split_if_one_does(photos: DataSet, tmp_path: Path) -> None:
+    folder = with_metadata(DataSet("x", photos.classes, {"train": photos.splits["train"]}), tmp_path / "photos")
+    file = folder / "train" / "metadata.jsonl"
+    first, *rest = (json.loads(line) for line in file.read_text().splitlines())
+    file.write_text("\n".join(map(json.dumps, [first | {"split": "train"}, *rest])))
+    with pytest.raises(DataError, match="line 2: the split '' is not one of train"):
+        read_data(str(folder))
 
 
 def test_decimal_numbers_are_labels(photos: DataSet, tmp_path: Path) -> None:

@@ -135,6 +135,13 @@ def test_imagenet(tmp_path):
     assert counts(data) == {"train": [2, 2], "test": [2, 2]}
 
 
+def test_a_part_of_imagenet_with_a_test_split_of_its_own_is_like_other_folders(tmp_path):
+    folder = replicas.imagenet(tmp_path)
+    for name in replicas.WNIDS:
+        put_image(folder / "test" / name / "0.png", 1)
+    assert counts(read_data(str(folder))) == {"train": [2, 2], "val": [2, 2], "test": [1, 1]}
+
+
 @pytest.mark.parametrize(
     ("splits", "expected"),
     [
@@ -223,6 +230,13 @@ def test_the_column_of_the_split_has_several_names(tmp_path, column):
         assert counts(read_data(str(table))) == {"train": [2, 2]}
         mixed = replicas.table(tmp_path / "t.csv", f"path,label,{column}", (*numbered, "pictures/3.png,1,test"))
         assert "line 2: the split '0' is not one of train" in refusal(mixed)
+
+
+@pytest.mark.parametrize("column", ["split", "set"])
+def test_a_split_may_be_called_a_set(tmp_path, column):
+    rows = [f"pictures/{i}.png,{i % 2},{('train set', 'Test_Set')[i // 2]}" for i in range(4)]
+    table = replicas.table(tmp_path / "t.csv", f"path,label,{column}", tuple(rows))
+    assert counts(read_data(str(table))) == {"train": [1, 1], "test": [1, 1]}
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -590,6 +604,8 @@ def test_other_files_and_folders_that_cannot_be_read(tmp_path, monkeypatch):
         ("path,label,split", ("pictures/0.png,a,test",), "no images in the split train"),
         ("path,label,split", ("pictures/0.png,a,train", "pictures/1.png,b,test"), "test that are not in train: 'b'"),
         ("path,label", ('pictures/0.png,"a',), "unexpected end of data"),
+        ("path,label", ("pictures/0.png,a", 'pictures/1.png, "a"'), "line 3: a quotation mark is not closed, or has a"),
+        ("path,label", ('pictures/0.png,"a', 'pictures/1.png,a"'), "line 3: a quotation mark is not closed, or has a"),
         ("path,label", ("x" * 200_000 + ",a",), "field larger than field limit"),
         ("path,label", ("a\0,a",), ""),
     ],

@@ -74,6 +74,41 @@ def test_deep_grey_is_scaled_as_its_file_says(tmp_path: Path) -> None:
         assert np.abs(shades - expected[..., None]).max() <= 1, name
 
 
+def signed_tiff(pixels: np.ndarray) -> bytes:
+    content = tiff_of_grey(16, 1, pixels.astype("<i2").tobytes())
+    return content.replace(struct.pack("<HHII", 277, 3, 1, 1), struct.pack("<HHII", 339, 3, 1, 2))
+
+
+def test_signed_grey_is_scaled_as_its_file_says(tmp_path: Path) -> None:
+    grey = ramp("uint16") // 2
+    for name, pixels in {"whole.tif": grey, "dark.tif": grey // 128}.items():
+        shades = np.asarray(load_image(put(tmp_path / name, signed_tiff(pixels))), dtype=int)
+        assert np.abs(shades - (pixels >> 7)[..., None]).max() <= 1, name
+
+
+def test_floating_grey_is_scaled_by_its_largest_value(tmp_path: Path) -> None:
+    for largest in (255, 65535):
+        image = Image.fromarray(ramp("float32") * np.float32(largest))
+        shades = np.asarray(load_image(saved(tmp_path / f"{largest}.tif", image)), dtype=int)
+        assert np.abs(shades - ramp("uint8")[..., None]).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "grey",
+    [
+        ramp("float32") * 1.02,
+        ramp("float32") * 1e6,
+        ramp("float32") * np.inf,
+        ramp("float32") * 2 - 1,
+        (ramp("float32") * 2**30).astype("int32"),
+        ramp("int32") - 100,
+    ],
+)
+def test_grey_of_no_usual_scale_is_refused(tmp_path: Path, grey: np.ndarray) -> None:
+    with pytest.raises(DataError, match="fit no usual scale; convert it to 8 bits"):
+        load_image(saved(tmp_path / "a.tif", Image.fromarray(np.asarray(grey, grey.dtype))))
+
+
 def test_cmyk_has_the_colours_that_were_put_in(tmp_path: Path) -> None:
     image = Image.new("RGB", (16, 16), (200, 40, 30)).convert("CMYK")
     for name in ("a.jpg", "a.tif"):

@@ -114,6 +114,24 @@ def test_folders_stay_together_and_training_takes_the_table(
     assert main([*config, "--output", str(tmp_path / "run"), "--resize", "40", "--crop", "32"]) == 0
 
 
+def test_a_table_behind_a_link_names_the_same_images(individuals: Path, tmp_path: Path) -> None:
+    (tmp_path / "far" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "deep")
+    output = tmp_path / "link" / "split.csv"
+    assert main(["data", "split", str(individuals), "--output", str(output)]) == 0
+    files = {(output.parent / row["path"]).resolve() for row in rows_of(output)}
+    assert files == {file.resolve() for file in individuals.rglob("*.png")}
+
+
+def test_an_image_in_two_groups_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = photo_folder(tmp_path / "photos", species=2, train=4, test=1, size=32) / "train"
+    lines = [f"{file},{file.parent.name},{i}" for i, file in enumerate(sorted(photos.rglob("*.png")))]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,animal", *lines, lines[0][:-1] + "7"]))
+    command = ["data", "split", str(tmp_path / "t.csv"), "--output", str(tmp_path / "x.csv"), "--group-by", "animal"]
+    assert main(command) == 2
+    assert "is listed twice, in the groups '0' and '7'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

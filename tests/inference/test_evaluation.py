@@ -27,7 +27,7 @@ from semaug.inference import evaluation as module
 from semaug.inference.classifier import Classifier
 from semaug.inference.evaluation import evaluate, match_classes, score
 from semaug.inference.prediction import predict
-from semaug.util.errors import SemaugError
+from semaug.util.errors import DataError, SemaugError
 
 # ------------------------------------------------------------------------------------------------- naive references
 
@@ -202,6 +202,9 @@ def test_invalid_probabilities_and_labels_are_errors(probabilities, labels, erro
 def test_classes_are_matched_by_name():
     assert match_classes(["a", "b", "c"], ["c", "a", "b"]) == (2, 0, 1)
     assert match_classes(["a", "b", "c"], ["b"]) == (1,)
+    assert match_classes(["a_b", "a b"], ["a b", "a_b"]) == (1, 0)
+    with pytest.raises(DataError, match="class 'a b' could be any of these of the model: 'a_b', 'a b'"):
+        match_classes(["a_b", "a b", "c"], ["a b", "c"])
 
 
 def test_unknown_classes_are_named():

@@ -60,6 +60,7 @@ def test_json_is_read_back_or_refused_in_one_sentence(tmp_path: Path, monkeypatc
         (b"\xff", "cannot read"),
         (b"[" * 200_000, "nested too deeply"),
         (b'["\\uD800"]', "half a character"),
+        (b'{"a": {"b": 1, "c": 2, "b": 3}}', "it has 'b' twice in one object"),
         (b"9" * 5000, "cannot read"),
         (None, "there is no file"),
     ):

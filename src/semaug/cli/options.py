@@ -8,6 +8,7 @@ from dataclasses import MISSING, Field, field, fields, is_dataclass, make_datacl
 from functools import cache, reduce
 from itertools import pairwise
 from operator import or_
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import tyro
@@ -42,7 +43,13 @@ def grouped(command: type) -> Any:
     groups: dict[str, list[tuple[str, Any, Any]]] = {name: [] for name in get_args(Group)}
     for option, kind, text in options(command):
         default = {} if option.default is MISSING else {"default": option.default}
-        read = () if range_in(kind) is None else (_number(kind),)
+        read = (
+            (_number(kind),)
+            if range_in(kind) is not None
+            else (_path(kind),)
+            if Path in (kind, *get_args(kind))
+            else ()
+        )
         member = option.name, Annotated[kind, text, *read], field(**default)
         groups[option.metadata.get("group", MAIN)].append(member)
     own = groups.pop(MAIN)
@@ -118,8 +125,7 @@ def _help(text: str, hint: Any, default: object, limit: str | None) -> Any:
         shown = " ".join(map(str, default)) or "none"
     else:
         shown = str(default)
-    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(hint, set()))
-    assert not isinstance(spec, UnsupportedTypeAnnotationError), spec
+    spec = _spec(hint)
     value = re.sub(r"^\{(\[.*\])\}$", r"\1", re.sub(r"\{None\}\||(?<=\{)None,", "", spec.metavar))
     if len(value) > _MOST_CHOICES:
         text += f" One of {value.strip('{}').replace(',', ', ')}."
@@ -132,10 +138,28 @@ def _help(text: str, hint: Any, default: object, limit: str | None) -> Any:
     )
 
 
-def _number(kind: Any) -> PrimitiveConstructorSpec[Any]:
-    """How tyro reads an option that is a number, with a plain message if it is none."""
+def _spec(kind: Any) -> PrimitiveConstructorSpec[Any]:
+    """How tyro reads an option of a type."""
     spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, set()))
     assert not isinstance(spec, UnsupportedTypeAnnotationError), spec
+    return spec
+
+
+def _path(kind: Any) -> PrimitiveConstructorSpec[Any]:
+    """How tyro reads an option that is a path. Python would take an empty one for the present folder."""
+    spec = _spec(kind)
+
+    def read(arguments: list[str]) -> Any:
+        if "" in arguments:
+            raise ValueError("the path is empty; for this folder, use .")
+        return spec.instance_from_str(arguments)
+
+    return replace(spec, instance_from_str=read)
+
+
+def _number(kind: Any) -> PrimitiveConstructorSpec[Any]:
+    """How tyro reads an option that is a number, with a plain message if it is none."""
+    spec = _spec(kind)
     words = dict.fromkeys(word for word in re.findall(r"(?<=[{,])\w+", spec.metavar) if word != "None")
     expected = " or ".join([*words, "a whole number" if "INT" in spec.metavar else "a number"])
 

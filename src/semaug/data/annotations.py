@@ -168,9 +168,14 @@ def class_order(labels: Collection[str]) -> list[str]:
 
 def split_called(text: str, place: str) -> str:
     """The split that a field of a list names; raises DataError if it is none."""
-    if text.strip().lower() not in SPLIT_NAMES:
+    if without_set(text) not in SPLIT_NAMES:
         raise DataError(f"{place}: the split {shown(text.strip())} is not one of {', '.join(SPLIT_NAMES)}")
-    return SPLIT_NAMES[text.strip().lower()]
+    return SPLIT_NAMES[without_set(text)]
+
+
+def without_set(text: str) -> str:
+    """The word for a split, in lower case: "train" for "train", "Train set" and "train_set"."""
+    return re.sub("[_ -]?set$", "", text.strip().lower())
 
 
 def split_in(path: Path) -> str:

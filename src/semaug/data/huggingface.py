@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -57,10 +57,14 @@ _METADATA = ("metadata.csv", "metadata.jsonl")
 
 class _DataFile(TypedDict):
     filename: str
+    skip: NotRequired[int | None]  # rows of the file that are left out, in old versions of datasets
+    take: NotRequired[int | None]
 
 
 class _State(TypedDict):
     _data_files: list[_DataFile]
+    _indices_data_files: NotRequired[list[object] | None]  # likewise: files that list the rows which count
+    _indices_files: NotRequired[list[object] | None]
 
 
 class _Splits(TypedDict):
@@ -95,9 +99,15 @@ def read_saved(folder: Path) -> DataSet:
     for split, part in parts:
         state: _State = read_json(part / "state.json", _State)
         features = _features(read_json(part / "dataset_info.json", dict[str, Any]))
+        if state.get("_indices_data_files") or state.get("_indices_files"):
+            raise DataError(f"{part} selects rows by a list of indices; save it again with a new version of datasets")
         for entry in state["_data_files"]:
+            if entry.get("skip") or entry.get("take") is not None:
+                raise DataError(f"{part} holds a part of a file; save it again with a new version of datasets")
             file = _present(Field(entry["filename"], str(part / "state.json")), part)
             prefix = file.relative_to(folder).as_posix()
+            if file in files:
+                raise DataError(f"{folder} lists {shown(prefix)} twice")
             with reading(file):
                 own, names = _arrow_rows(file, len(files), split, prefix, features)
             rows += own
@@ -363,6 +373,5 @@ def _json_rows(file: Path) -> Iterator[Row]:
         place, label = f"line {number}", row.get(key)
         if not isinstance(row.get("file_name"), str) or type(label) not in (str, int) or not str(label).strip():
             raise DataError(f"{file} {place} has no file_name or no label")
-        split = None if column is None else row.get(column)
-        own = None if split is None else split_called(str(split), f"{file} {place}")
+        own = None if column is None else split_called(str(row.get(column) or ""), f"{file} {place}")
         yield place, row["file_name"], str(label).strip(), own

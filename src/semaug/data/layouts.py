@@ -9,12 +9,12 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semaug.data.annotations import SPLIT_NAMES, Field, Splits, data_set, lines, numbered, pairs
+from semaug.data.annotations import SPLIT_NAMES, Field, Splits, data_set, lines, numbered, pairs, without_set
 from semaug.data.downloads import Archive
 from semaug.data.huggingface import (
     holds_metadata,
@@ -25,7 +25,7 @@ from semaug.data.huggingface import (
     read_saved,
 )
 from semaug.data.matlab import read_variable
-from semaug.data.samples import IMAGE_SUFFIXES, DataSet, ignored_files
+from semaug.data.samples import IMAGE_SUFFIXES, DataSet, ImageFiles, ignored_files
 from semaug.data.shards import holds_shards, read_shards
 from semaug.data.tables import TABLE_SUFFIXES, read_table
 from semaug.data.webdataset import holds_tars, read_webdataset
@@ -40,6 +40,7 @@ class Layout:
     name: str
     recognise: Callable[[Path], bool]  # whether a path holds it; called in the order of `LAYOUTS`
     read: Callable[[Path], DataSet]  # raises DataError
+    excludes_folders: bool = False  # whether folders of classes beside its files would be left out
     folders: tuple[str, ...] = ()  # below the data root: first where its archive puts it, then where other copies do
     source: str = ""  # where a named set can be obtained, for the message if it is missing
     archive: Archive | None = None  # its download, if its host offers one without registration
@@ -65,10 +66,42 @@ def read_folder(folder: Path, name: str | None = None, roles: dict[str, str] = S
     Raises:
         DataError: A split or class has no images, or a file cannot be used.
     """
+    images, ignored = _images_in(folder, roles)
+    classes = sorted(set().union(*images.values()))
+    index = {class_name: label for label, class_name in enumerate(classes)}
+    splits = {
+        split: [(file, index[class_name]) for class_name, files in by_class.items() for file in files]
+        for split, by_class in images.items()
+    }
+    return data_set(name or folder.resolve().name, folder, classes, splits, listed=False, ignored=+ignored)
+
+
+def check_nothing_left_out(folder: Path, data: DataSet) -> None:
+    """Check that a data set read from lists or archives in a folder leaves out no images in folders of classes.
+
+    Raises:
+        DataError: There are such images.
+    """
+    try:
+        by_split, _ = _images_in(folder, SPLIT_NAMES)
+    except DataError:  # there are no folders of classes
+        return
+    found = [file for by_class in by_split.values() for files in by_class.values() for file in files]
+    own = {file for samples in data.splits.values() if isinstance(samples, ImageFiles) for file in samples.files}
+    others = [file for file in found if file not in own]
+    if others and len(set().union(*by_split.values())) > 1:
+        raise DataError(
+            f"{folder} has {len(others)} images in folders of classes that are not in its list or archives of images, "
+            f"first {shown(str(others[0].relative_to(folder)))}; move the ones or the others to another folder"
+        )
+
+
+def _images_in(folder: Path, roles: Mapping[str, str]) -> tuple[dict[str, dict[str, list[Path]]], Counter[str]]:
+    """The images of a folder by split and class, and the number of other files, as :func:`read_folder` finds them."""
     subfolders = _subfolders(folder)
     parts: dict[str, Path] = {}
     for part in subfolders:
-        role = roles.get(re.sub("[_ -]?set$", "", part.name.lower()))
+        role = roles.get(without_set(part.name))
         if role in parts:
             raise DataError(f"{folder} has both {parts[role].name} and {part.name}, which mean the same split")
         if role is not None:
@@ -84,14 +117,7 @@ def read_folder(folder: Path, name: str | None = None, roles: dict[str, str] = S
             ignored[f"{other.name}/"] += sum(map(_count_images, (files for _, _, files in os.walk(other))))
     for part in {folder, *parts.values()}:
         ignored[f"{part.resolve().name}/"] += _count_images(os.listdir(part))
-    images = {split: _images_by_class(part, ignored) for split, part in parts.items()}
-    classes = sorted(set().union(*images.values()))
-    index = {class_name: label for label, class_name in enumerate(classes)}
-    splits = {
-        split: [(file, index[class_name]) for class_name, files in by_class.items() for file in files]
-        for split, by_class in images.items()
-    }
-    return data_set(name or folder.resolve().name, folder, classes, splits, listed=False, ignored=+ignored)
+    return {split: _images_by_class(part, ignored) for split, part in parts.items()}, ignored
 
 
 def _count_images(names: Iterable[str]) -> int:
@@ -166,6 +192,9 @@ def _read_imagenet(folder: Path) -> DataSet:
 def _is_imagenet(folder: Path) -> bool:
     train = folder / "train"
     names = [class_folder.name for class_folder in _subfolders(train)] if train.is_dir() else []
+    test = folder / "test"
+    if test.is_dir() and _subfolders(test):  # ImageNet's test images have no classes
+        return False
     return bool(names) and all(re.fullmatch(r"n\d{8}", name) for name in names)
 
 
@@ -299,9 +328,9 @@ def _is_cars(folder: Path) -> bool:
 # ----------------------------------------------------------------------------------------------------------- the table
 
 LAYOUTS = [
-    Layout("shards", holds_shards, read_shards),
-    Layout("hugging-face", holds_saved, read_saved),
-    Layout("hugging-face-parquet", holds_parquet, read_parquet_images),
+    Layout("shards", holds_shards, read_shards, excludes_folders=True),
+    Layout("hugging-face", holds_saved, read_saved, excludes_folders=True),
+    Layout("hugging-face-parquet", holds_parquet, read_parquet_images, excludes_folders=True),
     Layout("table", lambda path: path.is_file() and path.suffix.lower() in TABLE_SUFFIXES, read_table),
     Layout(
         "nabirds",
@@ -353,8 +382,8 @@ LAYOUTS = [
         folders=("imagenet", "ILSVRC/Data/CLS-LOC", "ILSVRC2012"),
         source="ILSVRC2012's training and validation images from https://image-net.org (after registering)",
     ),
-    Layout("hugging-face-metadata", holds_metadata, read_metadata),
-    Layout("webdataset", holds_tars, read_webdataset),
+    Layout("hugging-face-metadata", holds_metadata, read_metadata, excludes_folders=True),
+    Layout("webdataset", holds_tars, read_webdataset, excludes_folders=True),
     Layout("folder", Path.is_dir, read_folder),
 ]
 """In the order in which a path is tried."""

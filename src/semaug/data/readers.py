@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from semaug.data.downloads import fetch
-from semaug.data.layouts import LAYOUTS, Layout
+from semaug.data.layouts import LAYOUTS, Layout, check_nothing_left_out
 from semaug.data.samples import DataSet, Samples, Subset, embedded_birds, ignored_files
 from semaug.data.shards import holds_shards, read_shards
 from semaug.util import distributed
@@ -48,7 +48,10 @@ def read_data(
             raise DataError(f"{shown(data)} is neither an existing path nor the name of a data set ({names})")
         for layout in LAYOUTS:
             if layout.recognise(path):
-                return layout.read(path)
+                found = layout.read(path)
+                if layout.excludes_folders and path.is_dir():
+                    check_nothing_left_out(path, found)
+                return found
     except FileError as error:
         raise DataError(str(error)) from error
     except OSError as error:

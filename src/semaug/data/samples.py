@@ -242,6 +242,8 @@ def _grey_scale(image: Image.Image) -> tuple[int | None, bool]:
     tags = getattr(image, "tag_v2", {})
     if image.mode.startswith("I;16"):
         return tags.get(258, (16,))[0], tags.get(262) == 0  # Pillow neither scales 12 bits nor inverts these
+    if image.mode == "I" and tags.get(258, (0,))[0] == 16:  # with a sign
+        return 15, False
     return (16 if image.format == "PPM" else None), False
 
 
@@ -249,6 +251,9 @@ def _in_rgb(image: Image.Image, bits: int | None, zero_is_white: bool) -> Image.
     """Convert an image to RGB in strips: large ones take no memory beside both images."""
     if image.mode.startswith(("I", "F")):
         largest = max((float(_values(strip).max(initial=0)) for _, strip in _strips(image)), default=0.0)
+        smallest = min((float(_values(strip).min(initial=0)) for _, strip in _strips(image)), default=0.0)
+        if smallest < -0.01 or largest > 65535 or (image.mode == "F" and 1 < largest <= 2):
+            raise OSError(f"its grey values from {smallest:g} to {largest:g} fit no usual scale; convert it to 8 bits")
         convert: Callable[[Image.Image], Image.Image] = partial(
             _eight_bit, largest=largest, bits=bits or (16 if largest > 255 else 8), zero_is_white=zero_is_white
         )
@@ -289,7 +294,7 @@ def _eight_bit(image: Image.Image, largest: float, bits: int, zero_is_white: boo
     """
     values = _values(image)
     if image.mode == "F":
-        values = values * 255 if largest <= 1 else values
+        values = values * 255 if largest <= 1 else values if largest <= 255 else values / 257
     else:
         transparent, values = values == image.info.get("transparency"), values >> (bits - 8)
         values = np.where(transparent, 255, 255 - values if zero_is_white else values)

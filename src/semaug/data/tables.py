@@ -19,6 +19,7 @@ from semaug.data.annotations import (
     read_content,
     reading,
     split_called,
+    without_set,
 )
 from semaug.data.samples import DataSet
 from semaug.util.errors import DataError, MissingPackageError
@@ -128,7 +129,14 @@ def read_groups(path: Path, column: str) -> dict[Path, str]:
     if column not in header:
         raise DataError(f"{path} has no column {shown(column)}; its columns are: {some(header) or 'none'}")
     image, group = header.index(_columns(path, header)[0]), header.index(column)
-    return {_image(path.parent, line[image]): unescape_formula(line[group].strip()) for _, line in lines}
+    groups: dict[Path, str] = {}
+    for place, line in lines:
+        own = unescape_formula(line[group].strip())
+        other = groups.setdefault(_image(path.parent, line[image]), own)
+        if other != own:
+            groups_shown = f"{shown(other)} and {shown(own)}"
+            raise DataError(f"{path} {place}: {shown(line[image])} is listed twice, in the groups {groups_shown}")
+    return groups
 
 
 def _csv_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -218,6 +226,8 @@ def _rows(path: Path, columns: Sequence[str], lines: Sequence[tuple[str, list[st
         image, label = cells[:2]
         if not image.strip() or not label.strip():
             raise DataError(f"{path} {place}: the image or its label is empty")
+        if "\n" in label.strip() or any(cell[0] == " " and cell.lstrip()[0] == '"' for cell in (image, label)):
+            raise DataError(f"{path} {place}: a quotation mark is not closed, or has a space before it")
         own = None if split is None else split_called(cells[columns.index(split, 2)], f"{path} {place}")
         yield place, image, unescape_formula(label.strip()), own
 
@@ -225,7 +235,7 @@ def _rows(path: Path, columns: Sequence[str], lines: Sequence[tuple[str, list[st
 def split_column(columns: Mapping[str, Sequence[str]]) -> str | None:
     """The name of the column that holds the split, of :data:`SPLIT_COLUMNS` with their cells; None if there is none."""
     for name, own in columns.items():
-        if name.strip().lower() == SPLIT_COLUMNS[0] or any(cell.strip().lower() in SPLIT_NAMES for cell in own):
+        if name.strip().lower() == SPLIT_COLUMNS[0] or any(without_set(cell) in SPLIT_NAMES for cell in own):
             return name
     return None
 

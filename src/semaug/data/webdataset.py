@@ -49,7 +49,7 @@ def read_webdataset(folder: Path) -> DataSet:
         for offset, size, label, name in _images(file, f"{file.relative_to(folder).as_posix()}/", ignored, keys):
             rows.append(PackedRow(split, number, offset, size, class_of(label, names, name), name))
     if len(keys) > 1:  # the others may be something else, such as coarser classes
-        raise DataError(f"the labels in the .json of {folder} have several names: {some(sorted(keys))}; use one")
+        raise DataError(f"the labels of {folder} are in several places: {some(sorted(keys))}; use one for all images")
     return packed_data(folder, files, rows, names or (), ignored=ignored)
 
 
@@ -74,8 +74,8 @@ def _images(file: Path, prefix: str, ignored: Counter[str], keys: set[str]) -> l
     """Offset and size of each image of a tar file, its label and its name.
 
     A key may have dots in it. An image such as KEY.mask.png without a label of its own is another part of the sample
-    KEY. `ignored` is increased by the labelled samples that have no image of a known type, and `keys` by the names of
-    labels in JSON.
+    KEY. `ignored` is increased by the labelled samples that have no image of a known type, and `keys` by where labels
+    are: ".cls", or their name in JSON.
     """
     samples: dict[str, dict[str, _Part]] = {}
     images: list[tuple[int, int, str, str]] = []
@@ -109,8 +109,10 @@ def _images(file: Path, prefix: str, ignored: Counter[str], keys: set[str]) -> l
                 first = f"{above}{slash}{base.partition('.')[0]}"
                 if first == key or not IMAGE_SUFFIXES & samples.get(first, {}).keys():
                     without.append(pictures[0].name)
-            elif ".cls" in parts:
-                ignored[next((kind for kind in parts if kind != ".cls"), ".cls")] += 1
+            else:
+                others = [kind for kind in parts if kind not in (".cls", ".json")]
+                if ".cls" in parts or (".json" in parts and others):
+                    ignored[next(iter(others), ".cls")] += 1
     if without:
         raise DataError(f"{len(without)} images of {file} have no .cls or label in .json, first {shown(without[0])}")
     return images
@@ -123,7 +125,9 @@ def _label(opened: BinaryIO, part: _Part, file: Path, keys: set[str]) -> str:
     content = os.pread(opened.fileno(), part.size, part.offset)
     if not part.name.lower().endswith(".json"):
         try:
-            return content.decode().strip()
+            label = content.decode().strip()
+            keys.update([".cls"] if label else [])
+            return label
         except UnicodeDecodeError as error:  # two labels could become the same
             raise DataError(f"{place} is not UTF-8 text") from error
     values: dict[str, Any] = parse_json(content, place, dict[str, Any])

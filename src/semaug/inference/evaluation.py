@@ -1,6 +1,7 @@
 """Evaluation of a classifier on a split: scores, confused classes and the worst mistakes."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from semaug.inference.classifier import Classifier
 from semaug.inference.loop import decode_samples
 from semaug.util import distributed
 from semaug.util.errors import DataError, ModelError, SettingError
-from semaug.util.names import counted, percent, printable, some
+from semaug.util.names import class_title, counted, percent, printable, shown, some
 from semaug.util.progress import ProgressCallback
 
 LISTED = 20  # confused pairs and mistakes in an evaluation
@@ -272,7 +273,7 @@ def match_classes(model_classes: Sequence[str], data_classes: Sequence[str]) -> 
         The index of the output for each class of the data.
 
     Raises:
-        DataError: If the model does not have a class of the data.
+        DataError: If the model does not have a class of the data, or has several that it could be.
     """
     index = {name: i for i, name in enumerate(model_classes)}
     unknown = [name for name in data_classes if name not in index]
@@ -281,6 +282,11 @@ def match_classes(model_classes: Sequence[str], data_classes: Sequence[str]) -> 
         others = [name for name in model_classes if name not in known]
         instead = f"; it knows {some(others)} instead" if others else ""
         raise DataError(f"the model does not know {len(unknown)} of the data's classes: {some(unknown)}{instead}")
+    titles, own = Counter(map(class_title, model_classes)), Counter(map(class_title, data_classes))
+    unclear = next((name for name in data_classes if titles[class_title(name)] > own[class_title(name)]), None)
+    if unclear is not None:  # as "a b", which may stand for a folder a_b, if the model knows "a b" and "a_b"
+        alike = [name for name in model_classes if class_title(name) == class_title(unclear)]
+        raise DataError(f"the data's class {shown(unclear)} could be any of these of the model: {some(alike)}")
     return tuple(index[name] for name in data_classes)
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import stat
+from collections import Counter
 from collections.abc import Set
 from dataclasses import MISSING, fields, is_dataclass
 from io import BufferedReader
@@ -32,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from semaug.util.errors import FileError
+from semaug.util.names import shown
 from semaug.util.ranges import range_in
 
 MAX_JSON_BYTES = 64_000_000
@@ -105,7 +107,7 @@ def read_json(path: Path, form: Any = object) -> Any:
 def parse_json(content: bytes, place: object, form: Any = object) -> Any:
     """Parse JSON text that was read from `place`; otherwise like :func:`read_json`."""
     try:
-        value = json.loads(content.decode())
+        value = json.loads(content.decode(), object_pairs_hook=_object)
         if b"\\ud" in content.lower():
             json.dumps(value, ensure_ascii=False).encode()  # fails on half of a surrogate pair, which no file can hold
     except UnicodeEncodeError:
@@ -117,6 +119,14 @@ def parse_json(content: bytes, place: object, form: Any = object) -> Any:
     fault = _fault(value, form, "")
     if fault is not None:
         raise FileError(f"cannot read {place}: {fault}")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):  # programs differ in which of the values they take
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"it has {shown(twice)} twice in one object")
     return value
 
 
