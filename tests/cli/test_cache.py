@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import OPTIONS
+from commands import OPTIONS, semaug_process
 from forks import Fork, hold_lock
 from photos import photo_folder
 from semaug.cli.main import main
@@ -40,6 +40,24 @@ def test_the_cache_is_listed_and_cleared(tmp_path: Path, capsys: pytest.CaptureF
     assert not [file for file in cache.iterdir() if file.suffix != ".lock"]
     assert main(["cache", "--unused-days", "-1"]) == 2
     assert "--unused-days must be from 0 to 1e+09" in capsys.readouterr().err
+
+
+def test_a_damaged_cache_does_not_change_what_is_trained(tmp_path: Path) -> None:
+    photos, cache = photo_folder(tmp_path / "photos", species=2, train=4, test=1), tmp_path / "cache"
+    results = []
+    for name in ("sound", "damaged"):
+        files = sorted(cache.glob("*.npy"))
+        for file in files:
+            content = file.read_bytes()
+            file.write_bytes(content[:5000] + bytes(byte ^ 0x80 for byte in content[5000:]))
+        command = ["train", "--data", photos, *OPTIONS, "--epochs", "1", "--output", tmp_path / name, "--cache", cache]
+        ended = semaug_process(*command)
+        assert ended.returncode == 0, ended.stderr
+        lines = [line for line in ended.stderr.splitlines() if "damaged" in line]
+        assert sorted(lines) == [f"semaug: {file} was damaged; writing it again" for file in files]
+        results.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert len(files) == 2
+    assert results[0] == results[1]
 
 
 def test_what_another_process_is_writing_is_not_deleted(

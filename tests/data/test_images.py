@@ -18,10 +18,12 @@ from torchvision.transforms.v2 import functional
 
 from forks import Fork, hold_lock
 from photos import photo_folder
+from semaug.data import cache as cache_module
 from semaug.data.cache import cache_file, decoded
 from semaug.data.images import Preprocessing
 from semaug.data.readers import read_data
 from semaug.data.samples import Samples
+from semaug.util import distributed
 from semaug.util.errors import DataError, FileError, SettingError
 
 
@@ -79,6 +81,46 @@ def test_the_cache_gives_what_decoding_gives_and_decodes_once(samples: Samples, 
     assert torch.equal(first, fresh)
     assert torch.equal(again, fresh)
     assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def flip(file: Path, start: int) -> None:
+    """Change one bit of each byte from one on."""
+    content = bytearray(file.read_bytes())
+    content[start:] = (byte ^ 0x80 for byte in content[start:])
+    file.write_bytes(content)
+
+
+def test_a_damaged_cache_file_is_decoded_again(samples: Samples, tmp_path: Path) -> None:
+    settings, cache = Preprocessing(24, 20), tmp_path / "cache"
+    fresh = decoded(samples, settings, cache).clone()
+    file = cache_file(samples, settings, cache)
+    own = file.read_bytes()
+    assert np.array_equal(np.load(file), fresh.numpy()), "NumPy ignores the checksum at its end"
+    for damage in (
+        lambda: flip(file, 5000),
+        lambda: flip(file, len(own) - 5),
+        lambda: os.truncate(file, 1000),
+        lambda: file.write_bytes(b""),
+    ):
+        damage()
+        with pytest.warns(UserWarning, match=f"^semaug: {file} was damaged; writing it again$"):
+            assert torch.equal(decoded(samples, settings, cache), fresh)
+        assert file.read_bytes() == own
+        assert list(cache.iterdir()) == [file]
+
+
+def test_under_torchrun_the_first_process_of_a_machine_checks_the_cache(
+    samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Preprocessing(24, 20)
+    decoded(samples, settings, tmp_path / "cache")
+    checked: list[Path] = []
+    monkeypatch.setattr(cache_module, "is_intact", lambda file, *_: not checked.append(file))
+    monkeypatch.setattr(distributed, "is_running", lambda: True)
+    for local_rank, times in (("0", 1), ("1", 1)):
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        decoded(samples, settings, tmp_path / "cache")
+        assert len(checked) == times
 
 
 def test_a_changed_file_or_size_has_another_cache_file(samples: Samples, tmp_path: Path) -> None:

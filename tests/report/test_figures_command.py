@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from semaug.cli.main import main
 from semaug.inference.manifest import sign
@@ -55,6 +56,17 @@ def test_files_and_a_caption(
 def test_one_figure_of_each_run(runs: Runs, tmp_path: Path) -> None:
     assert figures("confusions", runs["basic"], runs["isda"], "--output", tmp_path) == 0
     assert {file.name for file in tmp_path.glob("*.png")} == {"confusions-basic.png", "confusions-isda.png"}
+
+
+def test_a_picture_of_the_users_is_not_replaced(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("confusions", runs["basic"], "--output", tmp_path)
+    assert figures(*command) == figures(*command) == 0
+    before, picture = (tmp_path / "confusions.html").read_bytes(), tmp_path / "confusions.png"
+    Image.new("RGB", (9, 9), "red").save(picture)
+    mine = picture.read_bytes()
+    assert figures(*command) == 2
+    assert "confusions.png exists and is another kind of file, which would be lost" in capsys.readouterr().err
+    assert (picture.read_bytes(), (tmp_path / "confusions.html").read_bytes()) == (mine, before)
 
 
 def test_a_new_figure_needs_a_function_and_a_row_of_the_table(

@@ -20,7 +20,7 @@ from semaug.training.methods import METHODS, Augmentation
 from semaug.training.probing import FeatureViews, Probe, whole_network
 from semaug.training.settings import TrainConfig
 from semaug.training.trainer import train
-from semaug.util.errors import FileError, SettingError
+from semaug.util.errors import SettingError
 from semaug.util.untrusted import read_json
 
 
@@ -132,13 +132,17 @@ def test_of_several_processes_one_process_computes_features(
     assert other.wait()[0] == 0
 
 
-def test_a_damaged_cache_is_one_sentence(photos: Path, weights: Path, tmp_path: Path) -> None:
+def test_damaged_features_are_computed_again(photos: Path, weights: Path, tmp_path: Path) -> None:
     options = PROBE | {"weights": weights, "cache": tmp_path / "cache", "epochs": 1}
-    train(quick_config(photos, tmp_path / "run", **options))
+    run = train(quick_config(photos, tmp_path / "run", **options))
     [file] = (tmp_path / "cache").glob("*.npy")
-    file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(FileError, match=r"npy is damaged; remove it"):
-        train(quick_config(photos, tmp_path / "again", **options))
+    own = file.read_bytes()
+    for name, damaged in (("cut", own[:-4]), ("changed", own[:200] + bytes(200) + own[400:])):
+        file.write_bytes(damaged)
+        with pytest.warns(UserWarning, match=f"^semaug: {file} was damaged; writing it again$"):
+            again = train(quick_config(photos, tmp_path / name, **options))
+        assert file.read_bytes() == own
+        assert (again / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
 
 
 def test_an_averaged_probe_is_saved_with_its_averaged_head(photos: Path, weights: Path, tmp_path: Path) -> None:

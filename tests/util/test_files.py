@@ -1,13 +1,16 @@
 """Atomic writes and size-limited JSON reads."""
 
+import io
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from semaug.util.errors import FileError
-from semaug.util.files import leftovers, refuse_foreign, write_atomically, write_json, write_page
+from semaug.util.files import leftovers, refuse_foreign, write_atomically, write_json, write_page, write_picture
 
 
 def test_content_is_written_and_the_old_file_can_be_kept(tmp_path: Path) -> None:
@@ -79,6 +82,34 @@ def test_a_page_that_was_edited_is_not_replaced(tmp_path: Path) -> None:
         page.write_text(fine)
         write_page(page, "# Second\n")
         assert page.read_text() == own
+
+
+def test_a_picture_that_was_edited_or_is_not_ours_is_not_replaced(tmp_path: Path) -> None:
+    def drawn(colour: str) -> bytes:
+        content = io.BytesIO()
+        Image.new("RGB", (9, 9), colour).save(content, "png")
+        return content.getvalue()
+
+    picture = tmp_path / "cam.png"
+    for colour in ("red", "blue", "blue"):
+        write_picture(picture, drawn(colour))
+        with Image.open(picture) as opened:  # which checks the checksums of all chunks
+            assert opened.convert("RGB").getpixel((4, 4)) == {"red": (255, 0, 0), "blue": (0, 0, 255)}[colour]
+    own = picture.read_bytes()
+    with Image.open(picture) as opened:
+        notes, saved_again = PngInfo(), io.BytesIO()
+        for name, text in opened.text.items():
+            notes.add_text(name, text)
+        opened.transpose(Image.Transpose.ROTATE_90).convert("L").save(saved_again, "png", pnginfo=notes)
+    for mine in (saved_again.getvalue(), drawn("green"), own + own, own + b"x", own[:-1], b"mine"):
+        picture.write_bytes(mine)
+        with pytest.raises(FileError, match="cam.png (was edited|exists and is another kind of file).* would be lost"):
+            write_picture(picture, drawn("red"))
+        assert picture.read_bytes() == mine
+    for fine in (own, b""):
+        picture.write_bytes(fine)
+        write_picture(picture, drawn("blue"))
+        assert picture.read_bytes() == own
 
 
 def test_a_name_that_is_not_text_is_not_written_to_json(tmp_path: Path) -> None:

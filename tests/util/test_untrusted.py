@@ -13,6 +13,8 @@ from semaug.util import untrusted
 from semaug.util.errors import FileError
 from semaug.util.files import write_json
 from semaug.util.untrusted import (
+    add_checksum,
+    is_intact,
     map_array,
     open_regular,
     parse_json,
@@ -118,10 +120,17 @@ def test_json_of_another_form_is_refused_and_the_place_named() -> None:
                 parse_json(untrusted.json.dumps(value).encode(), "a.json", Outer)
 
 
+def saved(file: Path, array: np.ndarray) -> None:
+    with open(file, "wb+") as opened:
+        np.save(opened, array)
+        add_checksum(opened)
+
+
 def test_arrays_of_another_shape_or_size_are_refused(tmp_path: Path) -> None:
     array, file = np.arange(6, dtype=np.uint8).reshape(2, 3), tmp_path / "a.npy"
-    np.save(file, array)
+    saved(file, array)
     assert (map_array(file, (2, 3), np.uint8) == array).all()
+    assert is_intact(file, (2, 3), np.uint8)
     with open_regular(file) as opened:
         assert (read_array(opened, 6) == array).all()
     with open_regular(file) as opened, pytest.raises(FileError, match="array is damaged: an unexpected shape"):
@@ -129,12 +138,23 @@ def test_arrays_of_another_shape_or_size_are_refused(tmp_path: Path) -> None:
     for shape, kind in (((3, 2), np.uint8), ((2, 3), np.int8)):
         with pytest.raises(FileError, match="is damaged; remove it"):
             map_array(file, shape, kind)
-    os.truncate(file, file.stat().st_size - 1)
+        assert not is_intact(file, shape, kind)
+    sound = file.read_bytes()
+    for place in range(len(sound)):
+        file.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        assert not is_intact(file, (2, 3), np.uint8)
+    file.write_bytes(sound[:-1])
+    assert not is_intact(file, (2, 3), np.uint8)
     with pytest.raises(FileError, match="is damaged; remove it"):
         map_array(file, (2, 3), np.uint8)
     os.mkfifo(tmp_path / "pipe.npy")
     with pytest.raises(FileError, match="not a regular file"):
         map_array(tmp_path / "pipe.npy", (2, 3), np.uint8)
+    with pytest.raises(FileError, match="not a regular file"):
+        is_intact(tmp_path / "pipe.npy", (2, 3), np.uint8)
+    saved(file, np.empty((0, 3), np.uint8))
+    assert is_intact(file, (0, 3), np.uint8)
+    assert map_array(file, (0, 3), np.uint8).shape == (0, 3)
 
 
 def test_an_array_that_the_system_does_not_map_is_not_called_damaged(
@@ -143,7 +163,7 @@ def test_an_array_that_the_system_does_not_map_is_not_called_damaged(
     def fail(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    np.save(tmp_path / "a.npy", np.zeros(3))
+    saved(tmp_path / "a.npy", np.zeros(3))
     monkeypatch.setattr(np, "memmap", fail)
     with pytest.raises(FileError, match=r"cannot read .*a\.npy: Too many open files"):
         map_array(tmp_path / "a.npy", (3,), np.float64)

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,14 +19,15 @@ from torch import Tensor
 
 from semaug.data.images import Preprocessing, Unreadable, decode, unreadable_images
 from semaug.data.samples import Samples
+from semaug.util import distributed
 from semaug.util.errors import DataError, FileError, SettingError
 from semaug.util.files import write_json
 from semaug.util.locks import locked
 from semaug.util.processes import is_other_process
 from semaug.util.progress import ProgressCallback
-from semaug.util.untrusted import map_array, read_json
+from semaug.util.untrusted import add_checksum, is_intact, map_array, read_json
 
-_DECODER = 3  # raised when the same file gives other pixels, so that old caches are not used
+_DECODER = 4  # raised when the same file gives other pixels, or cache files change, so that old ones are not used
 
 _ELSEWHERE = "choose another `cache` folder, or None"
 _STREAM = "set `images_on` to stream to decode them in every epoch"
@@ -38,7 +40,7 @@ def decoded(
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Tensor:
-    """Decode all images of a split, or map them from the cache.
+    """Decode all images of a split, or map them from the cache; a damaged cache file is decoded again.
 
     Args:
         samples: The images.
@@ -52,18 +54,19 @@ def decoded(
 
     Raises:
         DataError: Images cannot be read; nothing is then cached.
-        FileError: The cache cannot be written, or is damaged.
+        FileError: The cache cannot be read or written.
     """
+    shape = (len(samples), preprocessing.resize, preprocessing.resize, 3)
     if cache is None:
-        pixels = np.empty((len(samples), preprocessing.resize, preprocessing.resize, 3), dtype=np.uint8)
+        pixels = np.empty(shape, dtype=np.uint8)
         unreadable = decode(samples, preprocessing, workers, progress, pixels)
     else:
+        remove_damaged(cache_file(samples, preprocessing, cache), shape, np.uint8)
         unreadable = decode_into_cache(samples, preprocessing, cache, workers, progress)
     if unreadable:
         names = [(samples.name(i), why) for i, why in unreadable.items()]
         raise DataError(f"{unreadable_images(names, len(samples))}; repair or remove them")
     if cache is not None:
-        shape = (len(samples), preprocessing.resize, preprocessing.resize, 3)
         pixels = map_array(cache_file(samples, preprocessing, cache), shape, np.uint8)
     return torch.from_numpy(pixels)
 
@@ -72,6 +75,38 @@ def cache_file(samples: Samples, preprocessing: Preprocessing, cache: Path) -> P
     """The file in the cache for a split; another one if any image, its size or date, or the resizing changes."""
     key = f"{_DECODER}{samples.fingerprint()}{preprocessing.resize}{preprocessing.shape}"
     return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
+
+
+def remove_damaged(file: Path, shape: tuple[int, ...], dtype: Any) -> None:
+    """Remove a cache file that is damaged, with a warning, so that it is written again.
+
+    Under torchrun only the first process of each machine reads the file; the others wait for it
+    (:func:`semaug.util.distributed.raise_on_all_ranks`).
+
+    Args:
+        file: The file, which need not exist.
+        shape: Shape of the array in it.
+        dtype: Type of the array.
+
+    Raises:
+        FileError: The file cannot be read or removed.
+    """
+
+    def is_damaged() -> bool:
+        return file.exists() and not is_intact(file, shape, dtype)
+
+    if distributed.is_running() and os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    if not is_damaged():
+        return
+    with locked(file.parent, f"{file.stem}.lock", wait=True):
+        if not is_damaged():  # another process has written it again meanwhile
+            return
+        try:
+            file.unlink()
+        except OSError as error:
+            raise FileError(f"{file} is damaged, and cannot be removed: {error.strerror or error}") from error
+    warnings.warn(f"semaug: {file} was damaged; writing it again", stacklevel=2)
 
 
 def decode_into_cache(
@@ -122,6 +157,8 @@ def _fill_cache(
         pixels.flush()
         del pixels
         if not unreadable:
+            with open(unfinished, "rb+") as written:
+                add_checksum(written)
             unfinished.replace(file)
     except OSError as error:
         raise FileError(f"cannot write {file}: {error.strerror or error}") from error

@@ -225,7 +225,8 @@ def write(
 
     Args:
         predictions: The predictions.
-        destination: The file, which appears when it is complete; None: standard output.
+        destination: The file, which appears when it is complete. It replaces one with earlier answers, even if that was
+            edited: answers have no checksum, since other programs read them. None: standard output.
         format: ``"csv"``: columns path, label, probability, label_2, probability_2, …, error and, if answers may be
             rejected, accepted (yes or no); paths and labels that a spreadsheet would run as a formula get a leading
             apostrophe, which our table reader removes. ``"jsonl"``: one object per line, in ASCII; names and numbers

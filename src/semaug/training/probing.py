@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
-from semaug.data.cache import note_use
+from semaug.data.cache import note_use, remove_damaged
 from semaug.data.images import Preprocessing, to_device
 from semaug.data.samples import Samples, Subset
 from semaug.inference.loop import run_batches
@@ -21,12 +21,12 @@ from semaug.util.errors import SettingError
 from semaug.util.files import expanded, open_atomically
 from semaug.util.locks import locked
 from semaug.util.progress import Progress
-from semaug.util.untrusted import map_array
+from semaug.util.untrusted import add_checksum, map_array
 
 VIEWS = 2  # of an image: the centre crop and its mirror image
 BATCH = 64  # images on a GPU
 CPU_BATCH = 8  # whose activations fit into the cache of a core: half the CPU time of 64
-_VERSION = 1  # raised when the same network gives other features, so that old caches are not used
+_VERSION = 2  # raised when the same network gives other features, or cache files change, so that old ones are not used
 
 
 class Probe(nn.Module):
@@ -98,7 +98,7 @@ def with_features(
 
     Raises:
         DataError: An image cannot be read.
-        FileError: The cache cannot be written, or is damaged.
+        FileError: The cache cannot be read or written.
         SettingError: The network has no single linear head.
     """
     train, val = data.splits["train"], data.splits["val"]
@@ -145,14 +145,16 @@ def _features(
         return torch.cat(compute())
     cache = expanded(config.cache)
     file = cache / f"{_key(config, samples, model)}.npy"
+    remove_damaged(file, shape, np.float32)
     # Of processes that need the same features, one computes them.
     with locked(cache, f"{file.stem}.lock", wait=True):
         if not file.exists():
             header = {"descr": "<f4", "fortran_order": False, "shape": shape}
             parts = compute()
-            with open_atomically(file) as opened:
+            with open_atomically(file, "wb+") as opened:
                 np.lib.format.write_array_header_1_0(opened, header)
                 opened.writelines(part.numpy().tobytes() for part in parts)
+                add_checksum(opened)
         note_use(file, f"{config.data}, features of {config.model}")
     return torch.from_numpy(map_array(file, shape, np.float32))
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ from semaug.util.untrusted import open_regular, read_bytes
 
 MAX_PAGE_BYTES = 2**30
 _SEAL = b"<!-- written by semaug; SHA-256 of the rest: "
+_PNG, _PNG_END = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"
+_PNG_SEAL = b"tEXtwritten by semaug; SHA-256 of the rest\0"  # a chunk of text
 
 
 @contextmanager
@@ -26,7 +29,7 @@ def open_atomically(path: Path, mode: str = "wb", *, keep: Path | None = None, *
 
     Args:
         path: The file; missing folders are created.
-        mode: "wb" or "w".
+        mode: "wb", "wb+" or "w".
         keep: Where to move the old file, once the new content is safe; None replaces it.
         **options: Passed to ``open``.
 
@@ -100,12 +103,17 @@ def write_page(path: Path, text: str) -> None:
         FileError: The file cannot be written, or is one that :func:`refuse_edited` refuses.
     """
     refuse_edited(path)
-    content = text.encode(errors="replace")
-    write_atomically(path, content, _seal(content))
+    write_atomically(path, _sealed(text.encode(errors="replace")))
+
+
+def write_picture(path: Path, png: bytes) -> None:
+    """Write a PNG file like :func:`write_page`, with the checksum in its metadata."""
+    refuse_edited(path)
+    write_atomically(path, _sealed(png))
 
 
 def refuse_edited(*paths: Path) -> None:
-    """Refuse to replace pages that were edited since :func:`write_page` wrote them, or that it did not write.
+    """Refuse to replace pages and pictures that were edited since they were written here, or were not written here.
 
     Raises:
         FileError: One of the files exists, is not empty, and is not as it was written.
@@ -113,14 +121,22 @@ def refuse_edited(*paths: Path) -> None:
     for path in paths:
         if not path.is_file() or not path.stat().st_size:
             continue
-        content, mark, end = read_bytes(path, MAX_PAGE_BYTES).rpartition(_SEAL)
-        if mark + end != _seal(content):
+        content = read_bytes(path, MAX_PAGE_BYTES)
+        is_png = content.startswith(_PNG)
+        own, mark, _ = content.rpartition(_PNG_SEAL if is_png else _SEAL)
+        if not mark or content != _sealed(own[:-4] + _PNG_END if is_png else own):  # 4 bytes: length of the chunk
             what = "was edited, and the notes in it" if mark else "exists and is another kind of file, which"
             raise FileError(f"{path} {what} would be lost; move it, or write elsewhere")
 
 
-def _seal(content: bytes) -> bytes:
-    return _SEAL + hashlib.sha256(content).hexdigest().encode() + b" -->\n"
+def _sealed(content: bytes) -> bytes:
+    """A page with its checksum in a comment at its end, or a PNG with it in its last chunk but one."""
+    digest = hashlib.sha256(content).hexdigest().encode()
+    if not content.startswith(_PNG):
+        return content + _SEAL + digest + b" -->\n"
+    chunk = _PNG_SEAL + digest
+    length, checksum = (number.to_bytes(4, "big") for number in (len(chunk) - 4, zlib.crc32(chunk)))
+    return content.removesuffix(_PNG_END) + length + chunk + checksum + _PNG_END
 
 
 def write_atomically(path: Path, *content: bytes | memoryview, keep: Path | None = None) -> None:

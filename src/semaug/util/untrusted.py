@@ -8,6 +8,7 @@ import json
 import math
 import os
 import stat
+import zlib
 from collections import Counter
 from collections.abc import Set
 from dataclasses import MISSING, fields, is_dataclass
@@ -15,6 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from types import UnionType
 from typing import (
+    IO,
     Annotated,
     Any,
     BinaryIO,
@@ -38,6 +40,7 @@ from semaug.util.ranges import range_in
 
 MAX_JSON_BYTES = 64_000_000
 CHUNK_BYTES = 2**20
+_CHECKSUM_BYTES, _CHECKSUM_CHUNK = 4, 2**17
 MAX_INTEGER = 2**63
 
 
@@ -217,22 +220,75 @@ def read_array(file: BinaryIO, limit: int) -> npt.NDArray[Any]:
         raise FileError(f"the array is damaged: {' '.join(str(error).split())[:100]}") from error
 
 
-def map_array(path: Path, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    """Map a .npy file of a known shape and type into memory, copy-on-write; raises FileError if it has another one."""
+def add_checksum(file: IO[bytes]) -> None:
+    """Append to a .npy file, open for reading and writing, the CRC-32 of what it holds; NumPy ignores it."""
+    checksum = _crc32(file, file.seek(0, os.SEEK_END))
+    file.seek(0, os.SEEK_END)
+    file.write(checksum)
+
+
+def is_intact(path: Path, shape: tuple[int, ...], dtype: Any) -> bool:
+    """Whether a .npy file has a shape, a type and the checksum of :func:`add_checksum`.
+
+    All of it is read, a little at a time: CRC-32 is several times as fast as SHA-256, and enough against damage.
+
+    Raises:
+        FileError: The file cannot be read.
+    """
     with open_regular(path) as file:
         try:
-            header = _array_header(file)
-            if header != (shape, False, np.dtype(dtype)):
-                raise ValueError("another shape or type")
-            if os.fstat(file.fileno()).st_size != file.tell() + math.prod(shape) * np.dtype(dtype).itemsize:
-                raise ValueError("another size")
+            end = _skip_header(file, shape, dtype) + math.prod(shape) * np.dtype(dtype).itemsize
+            return _crc32(file, end) == file.read(_CHECKSUM_BYTES)
+        except OSError as error:
+            raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+        except Exception:  # the parser of headers raises exceptions of many kinds
+            return False
+
+
+def map_array(path: Path, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+    """Map a .npy file with a checksum into memory, copy-on-write.
+
+    Args:
+        path: The file, for which :func:`is_intact` was called: the content is not read here.
+        shape: The shape that it must have.
+        dtype: The type that it must have.
+
+    Returns:
+        The array.
+
+    Raises:
+        FileError: The file cannot be read, or has another shape, type or size.
+    """
+    with open_regular(path) as file:
+        try:
+            start = _skip_header(file, shape, dtype)
             # empty arrays cannot be mapped
-            mapped = np.memmap(file, dtype, "c", file.tell(), shape) if math.prod(shape) else np.empty(shape, dtype)
+            mapped = np.memmap(file, dtype, "c", start, shape) if math.prod(shape) else np.empty(shape, dtype)
             return cast(npt.NDArray[Any], mapped)
         except OSError as error:  # too many open files, no memory
             raise FileError(f"cannot read {path}: {error.strerror or error}") from error
         except Exception as error:
             raise FileError(f"{path} is damaged; remove it") from error
+
+
+def _skip_header(file: BinaryIO, shape: tuple[int, ...], dtype: Any) -> int:
+    """Where the content of a .npy file with a checksum starts; an exception if it has another shape, type or size."""
+    if _array_header(file) != (shape, False, np.dtype(dtype)):
+        raise ValueError("another shape or type")
+    start = file.tell()
+    if os.fstat(file.fileno()).st_size != start + math.prod(shape) * np.dtype(dtype).itemsize + _CHECKSUM_BYTES:
+        raise ValueError("another size")
+    return start
+
+
+def _crc32(file: IO[bytes], count: int) -> bytes:
+    """The CRC-32 of the first `count` bytes of a file, which is left after them."""
+    file.seek(0)
+    checksum = 0
+    while part := file.read(min(count, _CHECKSUM_CHUNK)):
+        checksum = zlib.crc32(part, checksum)
+        count -= len(part)
+    return checksum.to_bytes(_CHECKSUM_BYTES, "little")
 
 
 def _array_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

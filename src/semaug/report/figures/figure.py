@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from semaug.report.html import environment, render_page
-from semaug.util.files import refuse_edited, refuse_foreign, write_atomically, write_page
+from semaug.util.files import refuse_edited, write_page, write_picture
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,9 @@ def write(figure: Figure, folder: Path) -> list[Path]:
     """
     suffixes = (".html", ".png") if figure.svg is None else (".html", ".png", ".svg")
     html, png, *svg = files = [folder / f"{figure.name}{suffix}" for suffix in suffixes]
-    refuse_foreign(html, b"<!doctype html>", beside=(png, *svg))
-    refuse_edited(html, *svg)
+    refuse_edited(*files)
     write_page(html, page([figure]))
-    write_atomically(png, figure.png)
+    write_picture(png, figure.png)
     for file in svg:
         write_page(file, figure.svg or "")
     return files
