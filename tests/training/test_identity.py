@@ -403,11 +403,59 @@ def test_images_that_are_added_later_do_not_change_the_validation_split(
             shutil.copy(file, file.with_name(f"added-{i}.png"))
     assert semaug("evaluate", run, "--split", "val", "--json", numbers)[0] == 0
     assert json.loads(numbers.read_text()) == before
+    code, shown = semaug("evaluate", run)
+    assert (code, f"warning: {CHANGED.format('photos', run)}" in " ".join(shown.split())) == (0, True)
     held_out = json.loads((run / "split.json").read_text())
     removed = held_out[min(held_out)][0]
     (own_data / removed).unlink()
     code, shown = semaug("evaluate", run, "--split", "val")
     assert (code, f"are missing or have another label in photos: {removed!r}" in shown) == (2, True)
+
+
+CHANGED = "the images of {} are not those that {} was trained on (names, sizes or labels)"
+
+
+def test_a_run_that_reaches_other_images_says_so_and_is_not_calibrated(
+    own_data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders of the same name, which relative paths in a moved, copied or exported run reach."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for place in (here, there):
+        shutil.copytree(own_data, place / "photos")
+    changed = min((there / "photos").rglob("*.png"))
+    changed.write_bytes(changed.read_bytes() + b" ")
+    monkeypatch.chdir(here)
+    assert semaug(*arguments(Path("photos"), Path("run")))[0] == 0
+    assert semaug("export", "run", "exported", "--no-onnx")[0] == 0
+    for name in ("run", "exported"):
+        code, shown = semaug("evaluate", name, "--split", "train")
+        assert (code, "warning" in shown) == (0, False)
+        shutil.copytree(name, there / name)
+    monkeypatch.chdir(there)
+    for name in ("run", "exported"):
+        code, shown = semaug("evaluate", name, "--split", "train")
+        assert (code, " ".join(shown.split()).count(f"warning: {CHANGED.format('photos', name)}")) == (0, 1)
+    before = contents(there / "run")
+    code, shown = semaug("evaluate", "run", "--calibrate")
+    assert (code, shown) == (2, f"semaug: {CHANGED.format('photos', 'run')}; restore them to calibrate it")
+    assert contents(there / "run") == before
+
+
+def test_runs_on_the_same_images_are_recognised_by_these_and_not_by_their_path(
+    own_data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copytree(own_data, tmp_path / "other" / "photos"))
+    changed = min(other.rglob("*.png"))
+    changed.write_bytes(changed.read_bytes() + b" ")
+    runs = [tmp_path / name for name in ("absolute", "relative", "elsewhere")]
+    places = [(tmp_path, own_data), (tmp_path, "photos"), (other.parent, "photos")]
+    for run, (place, images) in zip(runs, places, strict=True):
+        monkeypatch.chdir(place)
+        assert semaug(*arguments(Path(images), run, 1))[0] == 0
+    absolute, relative, elsewhere = runs
+    assert semaug("evaluate", absolute, relative)[0] == 0
+    code, shown = semaug("evaluate", relative, elsewhere)
+    assert (code, "were trained on different data; name the images with --data" in shown) == (2, True)
 
 
 # -- checksums -----------------------------------------------------------------------------------------------------
