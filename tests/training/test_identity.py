@@ -654,6 +654,16 @@ def test_a_page_of_another_version_in_a_run_directory_is_renamed(run: Path, sema
     assert (run / "report.previous.html").read_text() == MINE
 
 
+@pytest.mark.parametrize("name", ["report.html", "scores.json"])
+def test_a_run_is_not_calibrated_if_the_result_cannot_be_written(run: Path, semaug: Command, name: str) -> None:
+    (run / name).write_text("mine")
+    (run / "report.previous.html").write_text("mine, too")
+    before = contents(run)
+    code, shown = semaug("evaluate", run, "--calibrate", "--json", run / "scores.json")
+    assert (code, f"{name} exists and is another kind of file, which would be lost" in shown) == (2, True)
+    assert contents(run) == before
+
+
 # -- one writer ----------------------------------------------------------------------------------------------------
 
 
