@@ -222,7 +222,7 @@ def test_a_finished_run_is_not_trained_again_if_its_metrics_are_gone(run: Path, 
     assert contents(run) == before
 
 
-@pytest.mark.parametrize("option", [("--data", "no/such/photos"), ("--model", "no_such_network")])
+@pytest.mark.parametrize("option", [("--data", "no/such/photos"), ("--model", "no_such_network"), ("--resize", "20")])
 def test_a_run_that_fails_before_its_first_step_leaves_nothing(
     data: Path, tmp_path: Path, semaug: Command, option: tuple[str, str]
 ) -> None:
