@@ -227,7 +227,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(
     data: Path, tmp_path: Path, semaug: Command, option: tuple[str, str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    for folder in ("new", "empty"):
+    for folder in ("new", "empty", "above/new"):
         assert semaug(*arguments(data, tmp_path / folder), *option)[0] == 2
     assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
 
@@ -258,10 +258,74 @@ def test_a_run_that_fails_after_it_has_written_a_log_begins_again(
     assert semaug(*arguments(data, tmp_path / "run", 1))[0] == 0
 
 
+BEGINNING = ("config.json", "classes.json", "split.json", "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "sentence"),
+    [
+        ({"report.html": None, "samples.json": None}, [], "holds a run without results, and beside it 'report.html'"),
+        ({"notes.txt": "mine"}, [], "holds a run without results, and beside it 'notes.txt'; move these files"),
+        ({}, ["--lr", 0.02], "holds a run with other settings (lr 0.01 → 0.02)"),
+        ({"split.json": "mine"}, [], "split.json exists and is another kind of file, which would be lost"),
+        ({"bad_images.json": '{"mine": 1}'}, [], "bad_images.json exists and is another kind of file"),
+    ],
+)
+def test_the_record_of_a_run_without_results_is_not_overwritten(
+    finished: Path, data: Path, tmp_path: Path, semaug: Command, files: dict[str, str | None],
+    options: list[object], sentence: str,
+) -> None:  # fmt: skip
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in {*BEGINNING, *files}:
+        text = files.get(name)
+        (folder / name).write_text((finished / name).read_text() if text is None else text)
+    before = contents(folder)
+    for dry in ([], ["--dry-run"]):
+        code, shown = semaug(*arguments(data, folder), *options, *dry)
+        assert (code, sentence in shown) == (2, True)
+        assert contents(folder) == before
+
+
+def test_a_run_that_was_killed_before_its_first_step_begins_again(
+    finished: Path, data: Path, tmp_path: Path, semaug: Command
+) -> None:
+    for count in range(1, len(BEGINNING) + 1):
+        folder = tmp_path / f"run-{count}"
+        folder.mkdir()
+        for name in BEGINNING[:count]:
+            shutil.copy(finished / name, folder)
+        (folder / "tensorboard").mkdir()
+        assert "a new run" in semaug(*arguments(data, folder), "--dry-run")[1]
+        assert semaug(*arguments(data, folder))[0] == 0
+        assert "holds a run already" in semaug(*arguments(data, folder), "--dry-run")[1]
+
+
+def test_unreadable_images_leave_their_list_and_any_settings_may_follow(
+    own_data: Path, tmp_path: Path, semaug: Command
+) -> None:
+    bad = min(own_data.rglob("*.png"))
+    content = bad.read_bytes()
+    bad.write_text("no image")
+    code, shown = semaug(*arguments(own_data, tmp_path / "run"))
+    assert (code, "all listed in" in shown) == (2, True)
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["bad_images.json"]
+    bad.write_bytes(content)
+    assert semaug(*arguments(own_data, tmp_path / "run", epochs=1))[0] == 0
+
+
+def test_a_dry_run_refuses_a_folder_that_training_refuses(data: Path, tmp_path: Path, semaug: Command) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for dry in ([], ["--dry-run"]):
+        code, shown = semaug(*arguments(data, tmp_path), *dry)
+        assert (code, "is not empty and holds no run; choose another --output" in shown) == (2, True)
+
+
 def test_an_output_inside_the_data_is_one_sentence(own_data: Path, semaug: Command) -> None:
     code, shown = semaug(*arguments(own_data, own_data / "runs" / "first"))
     assert code == 2
-    assert f"delete {own_data}/runs/first, which is inside the data, and choose another --output" in shown
+    assert f"{own_data}/runs/first is inside the data: choose another --output" in shown
+    assert not (own_data / "runs").exists()  # it would be a class without images for the next run
 
 
 def test_data_without_a_name_do_not_have_the_output_inside(
