@@ -779,20 +779,27 @@ def test_no_run_is_validated_on_images_that_its_weights_were_trained_on(
 def test_weights_of_unknown_training_images_are_a_warning(
     finished: Path, own_data: Path, data: Path, tmp_path: Path, semaug: Command
 ) -> None:
-    """Images were added after the run that the weights come from, or it was exported; others have other data."""
+    """Images were added after the run that the weights come from, or it was exported; others have other images."""
     assert semaug("export", finished, tmp_path / "exported", "--no-onnx")[0] == 0
     photo = next(own_data.rglob("*.png"))
     shutil.copy(photo, photo.with_name("added.png"))
     grown = Path(shutil.copytree(own_data, tmp_path / "grown" / data.name))
-    warning = "warning: it is unknown on which images of train"
+    others = Path(shutil.copytree(own_data, tmp_path / "others"))
+    for file in others.rglob("*.png"):
+        file.rename(file.with_name(f"other-{file.name}"))
+    moved = Path(shutil.copytree(data, tmp_path / "moved"))
+    warning = "warning: it is unknown on which images of "
     for weights, images, warned in (
         (finished, grown, True),
         (tmp_path / "exported", data, True),
-        (finished, own_data, False),
+        (tmp_path / "exported", moved, True),
+        (finished, own_data, True),
+        (finished, others, False),
+        (tmp_path / "exported", others, False),
     ):
         command = [*arguments(images, tmp_path / f"from-{weights.name}-{images.name}", 1), "--weights", weights]
         code, shown = semaug(*command)
-        assert (code, warning in " ".join(shown.split())) == (0, warned)
+        assert (code, f"{warning}{images.name} " in " ".join(shown.split())) == (0, warned)
     compared = ["compare", "--data", grown, *OPTIONS, "--epochs", 1, "--method", "isda", "--seeds", 0, "--jobs", 1]
     code, shown = semaug(*compared, "--weights", finished, "--output", tmp_path / "all")
     assert (code, " ".join(shown.split()).count(warning)) == (0, 1)

@@ -306,10 +306,7 @@ def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet)
     splits = dict(data.splits)
     if "split.json" not in read_manifest(folder)["files"]:
         return splits
-    verify(folder, "split.json")
-    stored: dict[str, list[str]] = read_json(folder / "split.json", dict[str, list[str]])
-    wanted, pool = {(label, name) for label, names in stored.items() for name in names}, data.splits["train"]
-    keys = [(data.classes[label], pool.name(i)) for i, label in enumerate(pool.labels)]
+    wanted, pool, keys = _held_out(folder), data.splits["train"], _training_images(data)
     missing = sorted(wanted - set(keys))
     if missing:
         names = some(name for _, name in missing)
@@ -317,6 +314,18 @@ def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet)
     splits["val"] = Subset(pool, [i for i, key in enumerate(keys) if key in wanted])
     splits["train"] = Subset(pool, [i for i, key in enumerate(keys) if key not in wanted])
     return splits
+
+
+def _held_out(folder: Path) -> set[tuple[str, str]]:
+    """Class and name of each validation image that split.json lists."""
+    verify(folder, "split.json")
+    stored: dict[str, list[str]] = read_json(folder / "split.json", dict[str, list[str]])
+    return {(label, name) for label, names in stored.items() for name in names}
+
+
+def _training_images(data: DataSet) -> list[tuple[str, str]]:
+    """Class and name of each training image."""
+    return [(data.classes[label], data.splits["train"].name(i)) for i, label in enumerate(data.splits["train"].labels)]
 
 
 def origin_of_weights(weights: Path) -> Path | None:
@@ -340,8 +349,9 @@ def check_not_trained_on(origin: Path, config: Mapping[str, Any], data: DataSet,
         fingerprint: The fingerprint of that.
 
     Returns:
-        A warning if both have data of the same name, and it is unknown which images the weights were trained on: those
-        of an exported folder, or of a run before images were added, removed or changed.
+        A warning if it is unknown which of the images the weights were trained on: those of an exported folder, or of a
+        run before images were added, removed or changed. None for other data: it has another name, and not all the
+        images that the earlier run held out.
 
     Raises:
         RunError: The weights were trained on some of the validation images.
@@ -352,7 +362,9 @@ def check_not_trained_on(origin: Path, config: Mapping[str, Any], data: DataSet,
     is_same = manifest.get("data") == fingerprint
     if not is_same or "run" not in manifest:  # an exported folder does not say which images were held out
         places = {Path(os.path.normpath(str(own.get("data")))).name for own in (earlier, config)}
-        if len(places) > 1 and not is_same:
+        held_out_before = _held_out(origin) if "split.json" in manifest["files"] else None
+        is_grown = held_out_before is not None and held_out_before <= set(_training_images(data))
+        if len(places) > 1 and not is_same and not is_grown:
             return None
         return (
             f"it is unknown on which images of {data.name} {origin} was trained: they have changed since, or it was "
