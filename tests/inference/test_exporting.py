@@ -82,7 +82,7 @@ def test_the_config_of_an_exported_folder_does_not_pass_for_that_of_a_run(classi
     """Its settings of training are few: the others, the image size among them, would silently be the defaults."""
     export(classifier, tmp_path / "exported", onnx=False)
     assert main(["train", "--config", str(tmp_path / "exported" / "config.json"), "--print-config"]) == 2
-    assert "is that of an exported folder, which has few of the settings of its run" in capsys.readouterr().err
+    assert "belongs to an exported folder and lacks most settings; use that of the run" in capsys.readouterr().err
 
 
 def test_a_run_directory_and_a_file_are_not_overwritten(classifier, tmp_path):

@@ -98,6 +98,14 @@ def test_an_average_that_is_no_better_is_not_written(
     assert not (tmp_path / "soup").exists()
 
 
+def test_a_soup_on_other_images_says_so(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [biased(good, tmp_path / name, bias) for name, bias in (("more", 1e3), ("less", -1e3))]
+    for run in runs:
+        sign(run, run=read_manifest(run)["run"], data="of other images")
+    assert main(["soup", *map(str, runs), "--output", str(tmp_path / "soup")]) == 0
+    assert f"are not those that {runs[0]} was trained on (names, sizes or labels)" in capsys.readouterr().err
+
+
 def test_statistics_of_batch_norm_are_computed_again(run: Path) -> None:
     classifier = load_classifier(run)
     samples = splits_of_run(run, classifier.config, read_data(classifier.config["data"]))["train"]

@@ -16,8 +16,9 @@ from scipy import stats
 
 from photos import photo_folder, quick_config
 from semaug.cli.main import main
-from semaug.data.readers import read_data
+from semaug.data.readers import read_data, training_splits
 from semaug.inference.manifest import add, sign
+from semaug.inference.runs import split_settings
 from semaug.network.models import build_model
 from semaug.studies.compare import (
     ArmResult,
@@ -78,7 +79,7 @@ def test_every_method_is_trained_with_every_seed_and_the_numbers_are_those_of_th
     assert basic["relative_time"] == 1.0
     assert isda["relative_time"] > 0
     whole = content(first)
-    assert whole["split"] == {"images": 4, "drawn": True, "test": True}
+    assert whole["split"] == {"images": 4, "drawn": True, "test": True, "most_images": None}
     assert "torch" in whole["versions"]
     assert whole["settings"]["training"]["epochs"] == 2
     assert whole["command"].startswith("semaug compare --method basic isda --model small --seeds 0 1 --jobs 1 ")
@@ -191,6 +192,24 @@ def test_runs_on_other_images_or_with_other_weights_or_settings_are_not_compared
     min((data / "train").rglob("*.png")).unlink()
     with pytest.raises(DataError, match="the classes or images of photos changed since"):
         refuse_other_inputs([config], read_data(str(data)))
+
+
+def test_unreadable_images_are_not_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seed 0 holds out both of them, and seed 1 none."""
+    data = photo_folder(tmp_path / "photos", species=2, train=8, test=2, size=32)
+    config = quick_config(data, tmp_path / "run", seed=0)
+    held_out = training_splits(read_data(str(data)), **split_settings(vars(config)))["val"]
+    for i in (0, len(held_out) - 1):
+        (data / held_out.name(i)).write_text("no image")
+    options = ["--model", "small", "--method", "basic", "--on-bad-image", "skip", "--jobs", 1]
+    for seeds, numbers, text in (
+        (["0"], (2, None), "2 validation images (one image is 50 points)"),
+        (["0", "1"], (2, 4), "2 to 4 validation images (one image is 25 to 50 points)"),
+    ):
+        assert semaug(data, tmp_path / "output", *options, "--seeds", *seeds) == 0
+        split = content(tmp_path / "output")["split"]
+        assert (split["images"], split["most_images"]) == numbers
+        assert text in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_that_fails_is_named_and_the_others_finish(
@@ -426,6 +445,9 @@ def test_the_notes_warn_of_optimistic_numbers_and_of_different_settings() -> Non
     basic = arm_result("basic", [80.0])
     notes = "\n".join(comparison(basic, config=config).notes)
     assert "one image is 2 points" in notes
+    assert "8 validation images (one image is 12.5 points)" in "\n".join(
+        comparison(basic, split=ValidationSplit(8, True, False)).notes
+    )
     assert "Each seed draws its own" in notes
     assert "2 strengths were tried" in notes
     assert "its accuracy tends to be too high" in notes

@@ -222,12 +222,12 @@ def test_a_finished_run_is_not_trained_again_if_its_metrics_are_gone(run: Path, 
     assert contents(run) == before
 
 
-@pytest.mark.parametrize("option", [("--data", "no/such/photos"), ("--model", "no_such_network")])
+@pytest.mark.parametrize("option", [("--data", "no/such/photos"), ("--model", "no_such_network"), ("--resize", "20")])
 def test_a_run_that_fails_before_its_first_step_leaves_nothing(
     data: Path, tmp_path: Path, semaug: Command, option: tuple[str, str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    for folder in ("new", "empty"):
+    for folder in ("new", "empty", "above/new"):
         assert semaug(*arguments(data, tmp_path / folder), *option)[0] == 2
     assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
 
@@ -258,10 +258,74 @@ def test_a_run_that_fails_after_it_has_written_a_log_begins_again(
     assert semaug(*arguments(data, tmp_path / "run", 1))[0] == 0
 
 
+BEGINNING = ("config.json", "classes.json", "split.json", "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "sentence"),
+    [
+        ({"report.html": None, "samples.json": None}, [], "holds a run without results, and beside it 'report.html'"),
+        ({"notes.txt": "mine"}, [], "holds a run without results, and beside it 'notes.txt'; move these files"),
+        ({}, ["--lr", 0.02], "holds a run with other settings (lr 0.01 → 0.02)"),
+        ({"split.json": "mine"}, [], "split.json exists and is another kind of file, which would be lost"),
+        ({"bad_images.json": '{"mine": 1}'}, [], "bad_images.json exists and is another kind of file"),
+    ],
+)
+def test_the_record_of_a_run_without_results_is_not_overwritten(
+    finished: Path, data: Path, tmp_path: Path, semaug: Command, files: dict[str, str | None],
+    options: list[object], sentence: str,
+) -> None:  # fmt: skip
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in {*BEGINNING, *files}:
+        text = files.get(name)
+        (folder / name).write_text((finished / name).read_text() if text is None else text)
+    before = contents(folder)
+    for dry in ([], ["--dry-run"]):
+        code, shown = semaug(*arguments(data, folder), *options, *dry)
+        assert (code, sentence in shown) == (2, True)
+        assert contents(folder) == before
+
+
+def test_a_run_that_was_killed_before_its_first_step_begins_again(
+    finished: Path, data: Path, tmp_path: Path, semaug: Command
+) -> None:
+    for count in range(1, len(BEGINNING) + 1):
+        folder = tmp_path / f"run-{count}"
+        folder.mkdir()
+        for name in BEGINNING[:count]:
+            shutil.copy(finished / name, folder)
+        (folder / "tensorboard").mkdir()
+        assert "a new run" in semaug(*arguments(data, folder), "--dry-run")[1]
+        assert semaug(*arguments(data, folder))[0] == 0
+        assert "holds a run already" in semaug(*arguments(data, folder), "--dry-run")[1]
+
+
+def test_unreadable_images_leave_their_list_and_any_settings_may_follow(
+    own_data: Path, tmp_path: Path, semaug: Command
+) -> None:
+    bad = min(own_data.rglob("*.png"))
+    content = bad.read_bytes()
+    bad.write_text("no image")
+    code, shown = semaug(*arguments(own_data, tmp_path / "run"))
+    assert (code, "all listed in" in shown) == (2, True)
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["bad_images.json"]
+    bad.write_bytes(content)
+    assert semaug(*arguments(own_data, tmp_path / "run", epochs=1))[0] == 0
+
+
+def test_a_dry_run_refuses_a_folder_that_training_refuses(data: Path, tmp_path: Path, semaug: Command) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for dry in ([], ["--dry-run"]):
+        code, shown = semaug(*arguments(data, tmp_path), *dry)
+        assert (code, "is not empty and holds no run; choose another --output" in shown) == (2, True)
+
+
 def test_an_output_inside_the_data_is_one_sentence(own_data: Path, semaug: Command) -> None:
     code, shown = semaug(*arguments(own_data, own_data / "runs" / "first"))
     assert code == 2
-    assert f"delete {own_data}/runs/first, which is inside the data, and choose another --output" in shown
+    assert f"{own_data}/runs/first is inside the data: choose another --output" in shown
+    assert not (own_data / "runs").exists()  # it would be a class without images for the next run
 
 
 def test_data_without_a_name_do_not_have_the_output_inside(
@@ -403,11 +467,59 @@ def test_images_that_are_added_later_do_not_change_the_validation_split(
             shutil.copy(file, file.with_name(f"added-{i}.png"))
     assert semaug("evaluate", run, "--split", "val", "--json", numbers)[0] == 0
     assert json.loads(numbers.read_text()) == before
+    code, shown = semaug("evaluate", run)
+    assert (code, f"warning: {CHANGED.format('photos', run)}" in " ".join(shown.split())) == (0, True)
     held_out = json.loads((run / "split.json").read_text())
     removed = held_out[min(held_out)][0]
     (own_data / removed).unlink()
     code, shown = semaug("evaluate", run, "--split", "val")
     assert (code, f"are missing or have another label in photos: {removed!r}" in shown) == (2, True)
+
+
+CHANGED = "the images of {} are not those that {} was trained on (names, sizes or labels)"
+
+
+def test_a_run_that_reaches_other_images_says_so_and_is_not_calibrated(
+    own_data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders of the same name, which relative paths in a moved, copied or exported run reach."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for place in (here, there):
+        shutil.copytree(own_data, place / "photos")
+    changed = min((there / "photos").rglob("*.png"))
+    changed.write_bytes(changed.read_bytes() + b" ")
+    monkeypatch.chdir(here)
+    assert semaug(*arguments(Path("photos"), Path("run")))[0] == 0
+    assert semaug("export", "run", "exported", "--no-onnx")[0] == 0
+    for name in ("run", "exported"):
+        code, shown = semaug("evaluate", name, "--split", "train")
+        assert (code, "warning" in shown) == (0, False)
+        shutil.copytree(name, there / name)
+    monkeypatch.chdir(there)
+    for name in ("run", "exported"):
+        code, shown = semaug("evaluate", name, "--split", "train")
+        assert (code, " ".join(shown.split()).count(f"warning: {CHANGED.format('photos', name)}")) == (0, 1)
+    before = contents(there / "run")
+    code, shown = semaug("evaluate", "run", "--calibrate")
+    assert (code, shown) == (2, f"semaug: {CHANGED.format('photos', 'run')}; restore them to calibrate it")
+    assert contents(there / "run") == before
+
+
+def test_runs_on_the_same_images_are_recognised_by_these_and_not_by_their_path(
+    own_data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copytree(own_data, tmp_path / "other" / "photos"))
+    changed = min(other.rglob("*.png"))
+    changed.write_bytes(changed.read_bytes() + b" ")
+    runs = [tmp_path / name for name in ("absolute", "relative", "elsewhere")]
+    places = [(tmp_path, own_data), (tmp_path, "photos"), (other.parent, "photos")]
+    for run, (place, images) in zip(runs, places, strict=True):
+        monkeypatch.chdir(place)
+        assert semaug(*arguments(Path(images), run, 1))[0] == 0
+    absolute, relative, elsewhere = runs
+    assert semaug("evaluate", absolute, relative)[0] == 0
+    code, shown = semaug("evaluate", relative, elsewhere)
+    assert (code, "were trained on different data; name the images with --data" in shown) == (2, True)
 
 
 # -- checksums -----------------------------------------------------------------------------------------------------
@@ -606,6 +718,16 @@ def test_a_page_of_another_version_in_a_run_directory_is_renamed(run: Path, sema
     assert (run / "report.previous.html").read_text() == MINE
 
 
+@pytest.mark.parametrize("name", ["report.html", "scores.json"])
+def test_a_run_is_not_calibrated_if_the_result_cannot_be_written(run: Path, semaug: Command, name: str) -> None:
+    (run / name).write_text("mine")
+    (run / "report.previous.html").write_text("mine, too")
+    before = contents(run)
+    code, shown = semaug("evaluate", run, "--calibrate", "--json", run / "scores.json")
+    assert (code, f"{name} exists and is another kind of file, which would be lost" in shown) == (2, True)
+    assert contents(run) == before
+
+
 # -- one writer ----------------------------------------------------------------------------------------------------
 
 
@@ -657,20 +779,27 @@ def test_no_run_is_validated_on_images_that_its_weights_were_trained_on(
 def test_weights_of_unknown_training_images_are_a_warning(
     finished: Path, own_data: Path, data: Path, tmp_path: Path, semaug: Command
 ) -> None:
-    """Images were added after the run that the weights come from, or it was exported; others have other data."""
+    """Images were added after the run that the weights come from, or it was exported; others have other images."""
     assert semaug("export", finished, tmp_path / "exported", "--no-onnx")[0] == 0
     photo = next(own_data.rglob("*.png"))
     shutil.copy(photo, photo.with_name("added.png"))
     grown = Path(shutil.copytree(own_data, tmp_path / "grown" / data.name))
-    warning = "warning: it is unknown on which images of train"
+    others = Path(shutil.copytree(own_data, tmp_path / "others"))
+    for file in others.rglob("*.png"):
+        file.rename(file.with_name(f"other-{file.name}"))
+    moved = Path(shutil.copytree(data, tmp_path / "moved"))
+    warning = "warning: it is unknown on which images of "
     for weights, images, warned in (
         (finished, grown, True),
         (tmp_path / "exported", data, True),
-        (finished, own_data, False),
+        (tmp_path / "exported", moved, True),
+        (finished, own_data, True),
+        (finished, others, False),
+        (tmp_path / "exported", others, False),
     ):
         command = [*arguments(images, tmp_path / f"from-{weights.name}-{images.name}", 1), "--weights", weights]
         code, shown = semaug(*command)
-        assert (code, warning in " ".join(shown.split())) == (0, warned)
+        assert (code, f"{warning}{images.name} " in " ".join(shown.split())) == (0, warned)
     compared = ["compare", "--data", grown, *OPTIONS, "--epochs", 1, "--method", "isda", "--seeds", 0, "--jobs", 1]
     code, shown = semaug(*compared, "--weights", finished, "--output", tmp_path / "all")
     assert (code, " ".join(shown.split()).count(warning)) == (0, 1)

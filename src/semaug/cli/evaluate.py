@@ -50,8 +50,8 @@ class Evaluate(Command):
         from semaug.inference.classifier import open_classifier
         from semaug.inference.ensemble import ensemble
         from semaug.inference.evaluation import evaluate
-        from semaug.inference.runs import read_run_dataset, shared_splits
-        from semaug.util.files import refuse_foreign, write_json
+        from semaug.inference.runs import changed_images, read_run_dataset, shared_splits
+        from semaug.util.files import refuse_edited, refuse_foreign, write_json
         from semaug.util.progress import Progress
 
         if not self.models:
@@ -73,6 +73,7 @@ class Evaluate(Command):
         split: str = self.split or next((name for name in preferred if name in data.splits), "val")
         runs = [(each.folder, each.config) for each in members]
         splits = shared_splits(runs, data, for_test=split == "test") if own else data.splits
+        changed = next(filter(None, (changed_images(folder, data) for folder, _ in runs)), None) if own else None
         held_out_none = f"{models} held out no validation images; its `select` is not val"
         if own and config.get("select", "val") != "val":
             splits = data.splits  # in training, the test split was the validation split
@@ -83,6 +84,10 @@ class Evaluate(Command):
                            "it was exported from, or name other images with `data`")  # fmt: skip
         if split not in splits:
             raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(splits)}")
+        if self.json is not None:
+            refuse_foreign(self.json, b'{\n  "data": "')
+        if changed is not None and not self.calibrate:
+            say(f"warning: {changed}")
 
         def readable(split: str) -> Samples:
             if (self.on_bad_image or config.get("on_bad_image")) != "skip":
@@ -100,9 +105,14 @@ class Evaluate(Command):
                 raise RunError(held_out_none)
             if "val" not in splits:  # an exported folder does not say which images they are
                 raise RunError(f"{models} is not a run directory; calibrate the run, and export it again")
+            if changed is not None:
+                raise RunError(f"{changed}; restore them to calibrate it")
+            page = self.models[0] / "report.html"
+            if page.with_name("report.previous.html").exists():  # otherwise an edited page is renamed to that
+                refuse_edited(page)
             with Progress().task("calibrating on val", len(splits["val"])) as advance:
                 fitted = calibrate(classifier, readable("val"), self.batch_size, advance, data_classes=data.classes)
-            write_report([self.models[0]], self.models[0] / "report.html")
+            write_report([self.models[0]], page)
             before, after = fitted["before"], fitted["after"]
             effect = (f"the cross-entropy goes from {before['cross_entropy']:.4f} to {after['cross_entropy']:.4f}, the "
                       f"calibration error from {before['calibration_error']:.4f} to {after['calibration_error']:.4f}"
@@ -113,7 +123,6 @@ class Evaluate(Command):
         with Progress().task(f"evaluating on {split}", len(samples)) as advance:
             result = evaluate(classifier, samples, self.batch_size, advance, data_classes=data.classes)
         if self.json is not None:
-            refuse_foreign(self.json, b'{\n  "data": "')
             write_json(self.json, {"data": data.name, "split": split, **result.to_json()})
         console = Console(highlight=False)
         console.print(printable(f"{models} on {data.name}, {split}"), markup=False)

@@ -87,6 +87,7 @@ def _rehearse(config: TrainConfig) -> None:
     from semaug.data.readers import read_data, training_splits
     from semaug.training.optimization import Optimization, build_network
     from semaug.training.run_data import class_images
+    from semaug.training.run_directory import RunDirectory
     from semaug.util.names import counted
     from semaug.util.progress import Progress
 
@@ -104,7 +105,7 @@ def _rehearse(config: TrainConfig) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     images = ", ".join(f"{len(samples)} {name}" for name, samples in splits.items())
     start = "ImageNet weights" if config.pretrained else str(config.weights or "random weights")
-    is_old = (required(config.output) / "manifest.json").exists()
+    is_old = RunDirectory(required(config.output)).previous(config) is not None
     show(f"data: {data.name}, {len(data.classes)} classes, {images} images")
     show(f"network: {config.model}, {parameters / 1e6:.1f} million parameters, {start}, {config.crop} px")
     show(f"training: {config.method}, {counted(required(config.epochs), 'epoch')}, batches of {config.batch_size}")

@@ -122,6 +122,7 @@ def export(
         **(_hub_settings(classifier, options) if hub else {}),
     }
     calibration = None if classifier.folder is None else read_calibration(classifier.folder)
+    data = None if classifier.folder is None else read_manifest(classifier.folder).get("data")
     text = _model_card(classifier, settings=settings, options=options, hub=hub, onnx=onnx, evaluation=evaluation)
     with locked(folder):
         onnx_difference = _write_onnx(model, inputs, folder, len(classifier.classes)) if onnx else None
@@ -138,7 +139,7 @@ def export(
             kept = {key: calibration[key] for key in ("temperature", "images", "right", "wrong")}
             write_json(folder / "calibration.json", kept)
         write_atomically(card, text.encode())
-        sign(folder, card.name)
+        sign(folder, card.name, data=data)
         return ExportReport(
             files=tuple(folder / name for name in _FILES if (folder / name).exists()),
             onnx_difference=onnx_difference,

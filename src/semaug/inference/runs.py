@@ -214,6 +214,23 @@ def read_run_dataset(folder: Path | None, config: Mapping[str, Any], root: Path 
     return read_data(str(places[0]))
 
 
+def changed_images(folder: Path | None, data: DataSet) -> str | None:
+    """Compare images with those that a run was trained on, by the fingerprint in its manifest.json.
+
+    Args:
+        folder: The run directory or exported folder, or None.
+        data: The data set, as :func:`read_run_dataset` returns it.
+
+    Returns:
+        A sentence if they differ, as after images were added, or where a moved run reaches other images under the same
+        name; None if they are the same, or the folder has no fingerprint.
+    """
+    stored = None if folder is None else read_manifest(folder).get("data")
+    if stored is None or stored == data.fingerprint():
+        return None
+    return f"the images of {data.name} are not those that {folder} was trained on (names, sizes or labels)"
+
+
 def write_split(folder: Path, data: DataSet, settings: Mapping[str, Any]) -> None:
     """Write the validation images of a run to split.json; if they are a split of the data set, remove an old one.
 
@@ -246,17 +263,24 @@ def shared_splits(
         RunError: If the runs were trained on different data, or held out different images.
         DataError: See :func:`splits_of_run`.
     """
+    for folder, config in runs[1:]:
+        if not _have_same_data(runs[0], (folder, config)):
+            raise RunError(f"{folder} and {runs[0][0]} were trained on different data; name the images with `data`")
     splits = [splits_of_run(folder, config, data) for folder, config in runs]
     held_out = [{own["val"].name(i) for i in range(len(own["val"]))} if "val" in own else set() for own in splits]
-    for (folder, config), names in zip(runs[1:], held_out[1:], strict=True):
-        if config.get("data") != runs[0][1].get("data"):
-            raise RunError(f"{folder} and {runs[0][0]} were trained on different data; name the images with `data`")
+    for (folder, _), names in zip(runs[1:], held_out[1:], strict=True):
         if not for_test and names != held_out[0]:
             raise RunError(
                 f"{folder} was trained on images that {runs[0][0]} held out for validation; train runs with the same "
                 "`seed`, or on data with a validation split of its own"
             )
     return splits[0]
+
+
+def _have_same_data(*runs: tuple[Path | None, Mapping[str, Any]]) -> bool:
+    """Whether runs have the same fingerprint of their data or, if one has none, the same name of the data."""
+    fingerprints = {None if folder is None else read_manifest(folder).get("data") for folder, _ in runs}
+    return len({config.get("data") for _, config in runs} if None in fingerprints else fingerprints) == 1
 
 
 def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet) -> dict[str, Samples]:
@@ -282,10 +306,7 @@ def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet)
     splits = dict(data.splits)
     if "split.json" not in read_manifest(folder)["files"]:
         return splits
-    verify(folder, "split.json")
-    stored: dict[str, list[str]] = read_json(folder / "split.json", dict[str, list[str]])
-    wanted, pool = {(label, name) for label, names in stored.items() for name in names}, data.splits["train"]
-    keys = [(data.classes[label], pool.name(i)) for i, label in enumerate(pool.labels)]
+    wanted, pool, keys = _held_out(folder), data.splits["train"], _training_images(data)
     missing = sorted(wanted - set(keys))
     if missing:
         names = some(name for _, name in missing)
@@ -293,6 +314,18 @@ def splits_of_run(folder: Path | None, config: Mapping[str, Any], data: DataSet)
     splits["val"] = Subset(pool, [i for i, key in enumerate(keys) if key in wanted])
     splits["train"] = Subset(pool, [i for i, key in enumerate(keys) if key not in wanted])
     return splits
+
+
+def _held_out(folder: Path) -> set[tuple[str, str]]:
+    """Class and name of each validation image that split.json lists."""
+    verify(folder, "split.json")
+    stored: dict[str, list[str]] = read_json(folder / "split.json", dict[str, list[str]])
+    return {(label, name) for label, names in stored.items() for name in names}
+
+
+def _training_images(data: DataSet) -> list[tuple[str, str]]:
+    """Class and name of each training image."""
+    return [(data.classes[label], data.splits["train"].name(i)) for i, label in enumerate(data.splits["train"].labels)]
 
 
 def origin_of_weights(weights: Path) -> Path | None:
@@ -316,18 +349,22 @@ def check_not_trained_on(origin: Path, config: Mapping[str, Any], data: DataSet,
         fingerprint: The fingerprint of that.
 
     Returns:
-        A warning if both have data of the same name, and it is unknown which images the weights were trained on: those
-        of an exported folder, or of a run before images were added, removed or changed.
+        A warning if it is unknown which of the images the weights were trained on: those of an exported folder, or of a
+        run before images were added, removed or changed. None for other data: it has another name, and not all the
+        images that the earlier run held out.
 
     Raises:
         RunError: The weights were trained on some of the validation images.
     """
     if config.get("select", "val") != "val" or "val" in data.splits:
         return None
-    earlier = read_description(origin).config
-    if read_manifest(origin).get("data") != fingerprint:
+    earlier, manifest = read_description(origin).config, read_manifest(origin)
+    is_same = manifest.get("data") == fingerprint
+    if not is_same or "run" not in manifest:  # an exported folder does not say which images were held out
         places = {Path(os.path.normpath(str(own.get("data")))).name for own in (earlier, config)}
-        if len(places) > 1:
+        held_out_before = _held_out(origin) if "split.json" in manifest["files"] else None
+        is_grown = held_out_before is not None and held_out_before <= set(_training_images(data))
+        if len(places) > 1 and not is_same and not is_grown:
             return None
         return (
             f"it is unknown on which images of {data.name} {origin} was trained: they have changed since, or it was "

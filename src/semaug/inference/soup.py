@@ -19,7 +19,7 @@ from semaug.inference.evaluation import evaluate
 from semaug.inference.loop import decode_samples
 from semaug.inference.manifest import read_manifest, sign
 from semaug.inference.pictures import sample_pictures
-from semaug.inference.runs import read_run_dataset, shared_splits
+from semaug.inference.runs import changed_images, read_run_dataset, shared_splits
 from semaug.util.errors import FileError, RunError
 from semaug.util.files import write_atomically, write_json
 from semaug.util.locks import LOCK, locked
@@ -72,6 +72,8 @@ def soup(
         raise RunError(f"the run {twice} is named twice")
     members = [load_classifier(run, device) for run in runs]
     data, splits = _common_data(members)
+    if (changed := changed_images(members[0].folder, data)) is not None:
+        say(f"warning: {changed}")
     accuracy = "mean_class_accuracy" if members[0].config.get("select_by") == "mean-of-classes" else "top1"
 
     def validated(classifier: Classifier) -> float:

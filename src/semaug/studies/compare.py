@@ -4,7 +4,7 @@ import json
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from semaug.inference.runs import (
     origin_of_weights,
     read_evaluation,
     read_metrics,
+    split_settings,
 )
 from semaug.report import write_report
 from semaug.report.reading import as_text
@@ -102,9 +103,16 @@ class ArmResult:
 class ValidationSplit:
     """The images that the accuracies were measured on."""
 
-    images: int
+    images: int  # without unreadable ones
     drawn: bool  # from the training images, by the seed
     test: bool  # whether there is a test split as well
+    most_images: int | None = None  # if seeds have different numbers; `images` is the smallest then
+
+    @property
+    def sizes(self) -> tuple[str, str]:
+        """The number of images, and what one image counts in points."""
+        numbers = [self.images] if self.most_images is None else [self.images, self.most_images]
+        return " to ".join(map(str, numbers)), " to ".join(f"{100 / number:.3g}" for number in numbers[::-1])
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,8 @@ class Comparison:
         config, split = self.config, self.split
         select = config.training.select
         which = "validation" if select == "val" else "test"
-        size = f"{split.images} {which} images (one image is {100 / split.images:.2g} points)"
+        images, points = split.sizes
+        size = f"{images} {which} images (one image is {points} points)"
         lines = [
             f"Differences are to {self.results[0].arm.title} on the same network, in points, over the seeds that both "
             "have, ± the standard error of their mean. p is that of a two-sided paired t test; it needs three seeds.",
@@ -253,7 +262,7 @@ def compare(config: CompareConfig) -> Comparison:
         failures = train_all(missing, jobs, config.output / "logs", Progress(), finished=len(plan) - len(missing))
         failed = {run.name: reason for run, reason in failures.items()}
         results, sentence = read_results(config, alone), _write_report(page, plan, split)
-        comparison = Comparison(config, split, results, alone, sentence, failed)
+        comparison = Comparison(config, _without_unreadable(split, plan, data), results, alone, sentence, failed)
         write_json(file, comparison.to_json())
         write_page(markdown, comparison.markdown())
     return comparison
@@ -267,6 +276,23 @@ def _read_data(config: CompareConfig) -> tuple[DataSet, ValidationSplit]:
     splits = training_splits(data, shared.select, shared.val_per_class, shared.val_fraction, config.seeds[0])
     drawn = shared.select == "val" and "val" not in data.splits
     return data, ValidationSplit(len(splits["val"]), drawn, "test" in splits)
+
+
+def _without_unreadable(split: ValidationSplit, plan: Sequence[TrainConfig], data: DataSet) -> ValidationSplit:
+    """Leave out the validation images that finished runs could not read, and skipped."""
+    counts = set[int]()
+    for run in plan:
+        folder = required(run.output)
+        if not is_complete(folder, weights=False):
+            continue
+        listing, count = folder / "bad_images.json", split.images
+        if listing.is_file():
+            skipped = {row["image"] for row in read_json(listing, list[dict[str, str]])}
+            samples = training_splits(data, **split_settings(vars(run)))["val"]
+            count = sum(samples.name(i) not in skipped for i in range(len(samples)))
+        counts.add(count)
+    smallest, most = min(counts, default=split.images), max(counts, default=split.images)
+    return replace(split, images=smallest, most_images=most if most > smallest else None)
 
 
 def _check_weights(runs: Sequence[TrainConfig], data: DataSet) -> None:

@@ -55,9 +55,7 @@ def read_run_data(config: TrainConfig, progress: Progress) -> DataSet:
             dataset = read_data(config.data, config.data_root, download=config.download, progress=advance)
     except DataError as error:
         if config.data and output.resolve().is_relative_to(folder.resolve()):  # where it is taken for a class
-            raise DataError(
-                f"{error}; delete {output}, which is inside the data, and choose another `output`"
-            ) from error
+            raise DataError(f"{error}; {output} is inside the data: choose another `output`") from error
         raise
     if len(dataset.classes) < 2:
         raise DataError(f"{dataset.name} has a single class; training needs at least two")

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,12 +28,23 @@ from semaug.training.methods import METHODS
 from semaug.training.settings import TrainConfig, identifying
 from semaug.util import distributed
 from semaug.util.errors import DataError, FileError, RunError, SemaugError
-from semaug.util.files import leftovers, write_atomically, write_json
+from semaug.util.files import leftovers, refuse_foreign, write_atomically, write_json
 from semaug.util.locks import LOCK, locked
+from semaug.util.names import some
 from semaug.util.progress import Progress
 from semaug.util.untrusted import read_json
 
 _RESULTS = ("metrics.jsonl", "model.safetensors", "source.safetensors", "evaluation.json", "calibration.json")
+_BAD_IMAGES = "bad_images.json"
+# The files that a run writes before its first step, and how they begin.
+_BEFORE_TRAINING: dict[str, bytes | re.Pattern[bytes]] = {
+    "config.json": b'{\n  "format": ',
+    "classes.json": b'[\n  "',
+    "split.json": re.compile(rb'\{\n  "[^\n]*": \['),
+    MANIFEST: b'{\n  "run": ',
+    _BAD_IMAGES: b'[\n  {\n    "image": ',
+}
+_LOGS = ("tensorboard", "wandb", "tracking.json")  # of trackers
 
 
 def changed_settings(before: Mapping[str, Any], config: TrainConfig) -> dict[str, str]:
@@ -67,7 +79,8 @@ class RunDirectory:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         self._lock = ExitStack()
-        self._begins = self._made_folder = False  # whether the run began with this process, and the folder with it
+        self._begins = False  # whether the run began with this process
+        self._made: list[Path] = []  # the folder and those above it, as far as this process has created them
         self._run, self._data = "", ""  # the run's name and the fingerprint of its data, as in manifest.json
         self._weights: str | None = None  # likewise, the checksum of the weights that it started from
 
@@ -81,9 +94,10 @@ class RunDirectory:
             with suppress(OSError, SemaugError):  # the error that ended the run is the one to report
                 withdrawn = self._withdraw()
         self._lock.close()
-        if withdrawn and self._made_folder:
-            with suppress(OSError):  # the user has put something into it
-                self.folder.rmdir()
+        if withdrawn:
+            with suppress(OSError):  # something else is in it
+                for made in self._made:
+                    made.rmdir()
         if error is None:  # else that is the one to report
             self.wait()
 
@@ -91,7 +105,8 @@ class RunDirectory:
         """Remove the description of a run that failed before it wrote anything else, as for a misspelled setting."""
         description = ("classes.json", "split.json", MANIFEST, "config.json")
         # Beside other files, such as a log of TensorBoard, it marks the folder as that of a run, which can begin again.
-        if not self._is_in_place() or any(file.name not in (*description, LOCK) for file in self.folder.iterdir()):
+        known = (*description, _BAD_IMAGES, LOCK)
+        if not self._is_in_place() or any(file.name not in known for file in self.folder.iterdir()):
             return False
         for name in description:
             (self.folder / name).unlink(missing_ok=True)
@@ -113,9 +128,9 @@ class RunDirectory:
 
     def _claim(self, config: TrainConfig, progress: Progress) -> bool:
         folder = self.folder
-        self._made_folder = not folder.exists()
+        self._made = [each for each in (folder, *folder.parents) if not each.exists()]
         self._lock.enter_context(locked(folder))
-        before = self._previous()
+        before = self.previous(config)
         for leftover in (*leftovers(folder), *leftovers(folder / "checkpoints")):
             leftover.unlink(missing_ok=True)
         if before is None:
@@ -127,13 +142,6 @@ class RunDirectory:
             settings = {"preprocessing": asdict(config.preprocessing), **config.to_json()}
             write_json(folder / "config.json", {**header, **settings})
             return False
-        changed = changed_settings(before, config)
-        if changed:
-            changes = ", ".join(changed.values())
-            further = f", and {folder} as `weights` to train its model further" if is_complete(folder) else ""
-            raise RunError(f"{folder} holds a run with other settings ({changes}); choose another `output`{further}")
-        if not config.resume:
-            raise RunError(f"{folder} holds a run already; choose another `output`, or allow it to `resume`")
         manifest = read_manifest(folder)
         others = [name for name in manifest["files"] if name == "split.json"]
         others += ["calibration.json"] * (folder / "calibration.json").exists()  # which training would sign unread
@@ -155,18 +163,48 @@ class RunDirectory:
             progress.say(f"{fault}; writing the results again from the checkpoints")
         return False
 
-    def _previous(self) -> dict[str, Any] | None:
-        """The config.json of the run that the folder holds; None if there is nothing that could be lost."""
+    def previous(self, config: TrainConfig) -> dict[str, Any] | None:
+        """Read the config.json of the run that the folder holds and that these settings resume.
+
+        Args:
+            config: Resolved settings of the run.
+
+        Returns:
+            The content; None if the run begins here, because the folder holds nothing, or nothing but what a run with
+            the same settings wrote before its first step.
+
+        Raises:
+            RunError: If the folder holds something else, a run with other settings, or one not to be resumed.
+            FileError: If it holds a file of the user's that the run would replace.
+        """
         folder, file = self.folder, self.folder / "config.json"
-        if all(other.suffix == ".part" or other.name == LOCK for other in folder.iterdir()):
+        names = {each.name for each in folder.iterdir() if each.suffix != ".part"} if folder.is_dir() else set()
+        if names <= {LOCK, _BAD_IMAGES}:
+            refuse_foreign(folder / _BAD_IMAGES, _BEFORE_TRAINING[_BAD_IMAGES])
             return None
-        config: dict[str, Any] = read_json(file, dict[str, Any]) if file.exists() else {}
-        if not isinstance(config.get("run"), str):
-            content = "an exported model" if "format" in config else "no run"
+        before: dict[str, Any] = read_json(file, dict[str, Any]) if file.exists() else {}
+        if not isinstance(before.get("run"), str):
+            content = "an exported model" if "format" in before else "no run"
             raise RunError(f"{folder} is not empty and holds {content}; choose another `output`")
-        if config.get("format") != FORMAT:
-            raise RunError(f"{folder} has format {config.get('format')}, and this version of semaug reads {FORMAT}")
-        return config if any((folder / name).exists() for name in ("checkpoints", *_RESULTS)) else None
+        if before.get("format") != FORMAT:
+            raise RunError(f"{folder} has format {before.get('format')}, and this version of semaug reads {FORMAT}")
+        changed = changed_settings(before, config)
+        if changed:
+            changes = ", ".join(changed.values())
+            further = f", and {folder} as `weights` to train its model further" if is_complete(folder) else ""
+            raise RunError(f"{folder} holds a run with other settings ({changes}); choose another `output`{further}")
+        if names.isdisjoint({"checkpoints", *_RESULTS}):
+            if others := sorted(names - {*_BEFORE_TRAINING, *_LOGS, LOCK}):
+                raise RunError(
+                    f"{folder} holds a run without results, and beside it {some(others)}; move these files, or choose "
+                    "another `output`"
+                )
+            for name, beginning in _BEFORE_TRAINING.items():
+                refuse_foreign(folder / name, beginning)
+            return None
+        if not config.resume:
+            raise RunError(f"{folder} holds a run already; choose another `output`, or allow it to `resume`")
+        return before
 
     def identify(self, config: TrainConfig, data: DataSet, progress: Progress) -> None:
         """Write down classes, validation images and fingerprints of data and weights, or check that all are the same.

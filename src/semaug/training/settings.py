@@ -242,6 +242,7 @@ class TrainConfig:
             raise SettingError("`layer_decay` does not work with P2P-Net, which has two learning rates of its own")
         if self.select == "last" and self.patience is not None:
             raise SettingError("`patience` needs a validation split; `select` last has none")
+        _ = self.preprocessing  # raises a SettingError if its sizes do not go together
         if self.best_of_test and self.select != "last":
             raise SettingError("`best_of_test` needs `select` last")
         if self.compile and self.device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):

@@ -20,7 +20,7 @@ from semaug.inference.classifier import Classifier, load_classifier
 from semaug.inference.evaluation import match_classes
 from semaug.inference.loop import decode_samples
 from semaug.inference.manifest import verify
-from semaug.inference.runs import read_metrics, read_run_dataset, splits_of_run
+from semaug.inference.runs import changed_images, read_metrics, read_run_dataset, splits_of_run
 from semaug.isda.covariance import Covariance
 from semaug.isda.sources import ClassCovariance, Source
 from semaug.network.models import read_weights
@@ -46,6 +46,8 @@ def run_images(classifier: Classifier, split: Literal["train", "evaluation"] = "
     """
     config = classifier.config
     data = read_run_dataset(classifier.folder, config)
+    if (changed := changed_images(classifier.folder, data)) is not None:
+        Progress().say(f"warning: {changed}")
     splits = splits_of_run(classifier.folder, config, data)
     name = "train" if split == "train" else "test" if "test" in splits else "val"
     if name not in splits:
