@@ -391,6 +391,18 @@ def test_class_folders_beside_other_files_of_images_are_not_left_out(
         read_data(str(folder))
 
 
+def test_other_pictures_beside_packed_images_do_not_matter(photos: DataSet, tmp_path: Path) -> None:
+    """As those of a README, or the masks of images."""
+    (_, *_), (picture, *_) = rows(photos, "train")[:2]
+    hub, listed = on_the_hub(photos, tmp_path / "hub"), with_metadata(photos, tmp_path / "listed")
+    for place in (hub / "assets" / "banner.png", listed / "train" / "masks" / "0.png", listed / "docs" / "a.png"):
+        place.parent.mkdir()
+        place.write_bytes(picture)
+    for folder in (hub, listed):
+        (folder / "empty").mkdir()
+        assert len(read_data(str(folder)).splits["train"]) == 15
+
+
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
@@ -414,7 +426,7 @@ def test_every_line_of_metadata_names_its_split_if_one_does(photos: DataSet, tmp
     file = folder / "train" / "metadata.jsonl"
     first, *rest = (json.loads(line) for line in file.read_text().splitlines())
     file.write_text("\n".join(map(json.dumps, [first | {"split": "train"}, *rest])))
-    with pytest.raises(DataError, match="line 2: the split '' is not one of train"):
+    with pytest.raises(DataError, match="line 2 has no split, and other lines have one"):
         read_data(str(folder))
 
 

@@ -87,16 +87,16 @@ def test_signed_grey_is_scaled_as_its_file_says(tmp_path: Path) -> None:
 
 
 def test_floating_grey_is_scaled_by_its_largest_value(tmp_path: Path) -> None:
-    for largest in (255, 65535):
+    for largest in (1.01, 255, 257, 65535):
         image = Image.fromarray(ramp("float32") * np.float32(largest))
         shades = np.asarray(load_image(saved(tmp_path / f"{largest}.tif", image)), dtype=int)
-        assert np.abs(shades - ramp("uint8")[..., None]).max() <= 1
+        assert np.abs(shades - ramp("uint8")[..., None]).max() <= 3
 
 
 @pytest.mark.parametrize(
     "grey",
     [
-        ramp("float32") * 1.02,
+        ramp("float32") * 1.5,
         ramp("float32") * 1e6,
         ramp("float32") * np.inf,
         ramp("float32") * 2 - 1,

@@ -121,6 +121,10 @@ def test_a_table_behind_a_link_names_the_same_images(individuals: Path, tmp_path
     assert main(["data", "split", str(individuals), "--output", str(output)]) == 0
     files = {(output.parent / row["path"]).resolve() for row in rows_of(output)}
     assert files == {file.resolve() for file in individuals.rglob("*.png")}
+    (tmp_path / "alias").symlink_to(individuals)  # a table beside its images can be moved with them
+    output = tmp_path / "alias" / "split.csv"
+    assert main(["data", "split", str(tmp_path / "alias"), "--output", str(output)]) == 0
+    assert not any(row["path"].startswith("..") for row in rows_of(output))
 
 
 def test_an_image_in_two_groups_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ SETTINGS = {name: TrainConfig for name in ranges(TrainConfig)} | {name: Augmenta
 @given(name=st.sampled_from(sorted(SETTINGS)), value=st.floats() | st.integers() | st.integers(-2, 2))
 def test_numbers(name: str, value: float) -> None:
     kind = SETTINGS[name]
-    settings = kind(**{name: value})
+    settings = kind(**{name: value}, **{"crop": {"resize": 8192}, "resize": {"crop": 1}}.get(name, {}))
     config = settings if isinstance(settings, TrainConfig) else TrainConfig(augmentation=settings)
     if value in ranges(kind)[name]:
         assert config.resolve() is not None

@@ -264,8 +264,7 @@ BEGINNING = ("config.json", "classes.json", "split.json", "manifest.json")
 @pytest.mark.parametrize(
     ("files", "options", "sentence"),
     [
-        ({"report.html": None, "samples.json": None}, [], "holds a run without results, and beside it 'report.html'"),
-        ({"notes.txt": "mine"}, [], "holds a run without results, and beside it 'notes.txt'; move these files"),
+        ({"report.html": None, "samples.json": None}, [], "holds 'report.html', 'samples.json' of an earlier run;"),
         ({}, ["--lr", 0.02], "holds a run with other settings (lr 0.01 → 0.02)"),
         ({"split.json": "mine"}, [], "split.json exists and is another kind of file, which would be lost"),
         ({"bad_images.json": '{"mine": 1}'}, [], "bad_images.json exists and is another kind of file"),
@@ -296,9 +295,28 @@ def test_a_run_that_was_killed_before_its_first_step_begins_again(
         for name in BEGINNING[:count]:
             shutil.copy(finished / name, folder)
         (folder / "tensorboard").mkdir()
+        (folder / "notes.txt").write_text("mine")
         assert "a new run" in semaug(*arguments(data, folder), "--dry-run")[1]
         assert semaug(*arguments(data, folder))[0] == 0
+        assert (folder / "notes.txt").read_text() == "mine"
         assert "holds a run already" in semaug(*arguments(data, folder), "--dry-run")[1]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("CUDA out of memory")])
+def test_other_settings_may_follow_if_nothing_was_trained(
+    data: Path, tmp_path: Path, semaug: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fails(*_: object) -> None:
+        shutil.copytree(tmp_path / "run", tmp_path / "killed", ignore=shutil.ignore_patterns(LOCK))
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "load_run_data", fails)
+        assert main(list(map(str, arguments(data, tmp_path / "run")))) == (2 if isinstance(error, Exception) else 130)
+    assert not (tmp_path / "run").exists()
+    assert {file.name for file in (tmp_path / "killed").iterdir()} == set(BEGINNING)
+    for name in ("run", "killed"):
+        assert semaug(*arguments(data, tmp_path / name, epochs=1), "--lr", 0.02)[0] == 0
 
 
 def test_unreadable_images_leave_their_list_and_any_settings_may_follow(
@@ -501,7 +519,10 @@ def test_a_run_that_reaches_other_images_says_so_and_is_not_calibrated(
         assert (code, " ".join(shown.split()).count(f"warning: {CHANGED.format('photos', name)}")) == (0, 1)
     before = contents(there / "run")
     code, shown = semaug("evaluate", "run", "--calibrate")
-    assert (code, shown) == (2, f"semaug: {CHANGED.format('photos', 'run')}; restore them to calibrate it")
+    assert (code, shown) == (
+        2,
+        f"semaug: {CHANGED.format('photos', 'run')}; to calibrate it, restore them, or train it again on these",
+    )
     assert contents(there / "run") == before
 
 

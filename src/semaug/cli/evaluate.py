@@ -106,7 +106,7 @@ class Evaluate(Command):
             if "val" not in splits:  # an exported folder does not say which images they are
                 raise RunError(f"{models} is not a run directory; calibrate the run, and export it again")
             if changed is not None:
-                raise RunError(f"{changed}; restore them to calibrate it")
+                raise RunError(f"{changed}; to calibrate it, restore them, or train it again on these")
             page = self.models[0] / "report.html"
             if page.with_name("report.previous.html").exists():  # otherwise an edited page is renamed to that
                 refuse_edited(page)

@@ -43,13 +43,11 @@ def grouped(command: type) -> Any:
     groups: dict[str, list[tuple[str, Any, Any]]] = {name: [] for name in get_args(Group)}
     for option, kind, text in options(command):
         default = {} if option.default is MISSING else {"default": option.default}
-        read = (
-            (_number(kind),)
-            if range_in(kind) is not None
-            else (_path(kind),)
-            if Path in (kind, *get_args(kind))
-            else ()
-        )
+        read: tuple[Any, ...] = ()
+        if range_in(kind) is not None:
+            read = (_number(kind),)
+        elif Path in (kind, *get_args(kind)):
+            read = (_path(kind),)
         member = option.name, Annotated[kind, text, *read], field(**default)
         groups[option.metadata.get("group", MAIN)].append(member)
     own = groups.pop(MAIN)
@@ -146,7 +144,7 @@ def _spec(kind: Any) -> PrimitiveConstructorSpec[Any]:
 
 
 def _path(kind: Any) -> PrimitiveConstructorSpec[Any]:
-    """How tyro reads an option that is a path. Python would take an empty one for the present folder."""
+    """How tyro reads an option that is a path. Python would take an empty one for the current folder."""
     spec = _spec(kind)
 
     def read(arguments: list[str]) -> Any:

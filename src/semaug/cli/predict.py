@@ -21,7 +21,7 @@ class Predict(Command):
     images: Annotated[tuple[str, ...], tyro.conf.Positional]
     """Image files, folders (searched recursively), patterns such as 'photos/*.jpg', or "-"."""
     output: Path | None = setting(None, "main")
-    """The file to write; one with earlier answers is replaced, corrections in it too. Default: standard output."""
+    """The file to write; earlier answers in it are replaced, with any corrections. Default: standard output."""
     format: Literal["csv", "jsonl"] = setting("csv", "output")
     """csv: a table for spreadsheets, in which names that look like a formula start with an apostrophe. jsonl: one JSON
     object per line, with unchanged names."""

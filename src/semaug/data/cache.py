@@ -61,7 +61,7 @@ def decoded(
         pixels = np.empty(shape, dtype=np.uint8)
         unreadable = decode(samples, preprocessing, workers, progress, pixels)
     else:
-        remove_damaged(cache_file(samples, preprocessing, cache), shape, np.uint8)
+        remove_damaged(cache_file(samples, preprocessing, cache), shape, np.uint8, progress)
         unreadable = decode_into_cache(samples, preprocessing, cache, workers, progress)
     if unreadable:
         names = [(samples.name(i), why) for i, why in unreadable.items()]
@@ -77,7 +77,7 @@ def cache_file(samples: Samples, preprocessing: Preprocessing, cache: Path) -> P
     return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
 
 
-def remove_damaged(file: Path, shape: tuple[int, ...], dtype: Any) -> None:
+def remove_damaged(file: Path, shape: tuple[int, ...], dtype: Any, progress: ProgressCallback | None = None) -> None:
     """Remove a cache file that is damaged, with a warning, so that it is written again.
 
     Under torchrun only the first process of each machine reads the file; the others wait for it
@@ -87,13 +87,14 @@ def remove_damaged(file: Path, shape: tuple[int, ...], dtype: Any) -> None:
         file: The file, which need not exist.
         shape: Shape of the array in it.
         dtype: Type of the array.
+        progress: Called with the number of rows checked and their total.
 
     Raises:
         FileError: The file cannot be read or removed.
     """
 
     def is_damaged() -> bool:
-        return file.exists() and not is_intact(file, shape, dtype)
+        return file.exists() and not is_intact(file, shape, dtype, progress)
 
     if distributed.is_running() and os.environ.get("LOCAL_RANK", "0") != "0":
         return

@@ -373,5 +373,7 @@ def _json_rows(file: Path) -> Iterator[Row]:
         place, label = f"line {number}", row.get(key)
         if not isinstance(row.get("file_name"), str) or type(label) not in (str, int) or not str(label).strip():
             raise DataError(f"{file} {place} has no file_name or no label")
-        own = None if column is None else split_called(str(row.get(column) or ""), f"{file} {place}")
+        if column is not None and row.get(column) is None:
+            raise DataError(f"{file} {place} has no {column}, and other lines have one")
+        own = None if column is None else split_called(str(row[column]), f"{file} {place}")
         yield place, row["file_name"], str(label).strip(), own

@@ -84,15 +84,21 @@ def check_nothing_left_out(folder: Path, data: DataSet) -> None:
     """
     try:
         by_split, _ = _images_in(folder, SPLIT_NAMES)
-    except DataError:  # there are no folders of classes
+    except DataError:  # it could not be read as folders of classes
         return
-    found = [file for by_class in by_split.values() for files in by_class.values() for file in files]
     own = {file for samples in data.splits.values() if isinstance(samples, ImageFiles) for file in samples.files}
-    others = [file for file in found if file not in own]
-    if others and len(set().union(*by_split.values())) > 1:
+    found: dict[str, list[Path]] = {}
+    for by_class in by_split.values():
+        for name, files in by_class.items():
+            found.setdefault(name, []).extend(files)
+    others = {name: [file for file in files if file not in own] for name, files in found.items()}
+    # Some images of a class, or those of several; a single other folder may hold masks, or pictures of a README.
+    in_part = any(0 < len(files) < len(found[name]) for name, files in others.items())
+    if sum(map(bool, others.values())) > 1 or (in_part and sum(map(bool, found.values())) > 1):
+        left_out = [file for files in others.values() for file in files]
         raise DataError(
-            f"{folder} has {len(others)} images in folders of classes that are not in its list or archives of images, "
-            f"first {shown(str(others[0].relative_to(folder)))}; move the ones or the others to another folder"
+            f"{folder} has {len(left_out)} images in folders of classes that are not in its list or archives of "
+            f"images, first {shown(str(left_out[0].relative_to(folder)))}; move either of them to another folder"
         )
 
 

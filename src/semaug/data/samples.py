@@ -252,10 +252,13 @@ def _in_rgb(image: Image.Image, bits: int | None, zero_is_white: bool) -> Image.
     if image.mode.startswith(("I", "F")):
         largest = max((float(_values(strip).max(initial=0)) for _, strip in _strips(image)), default=0.0)
         smallest = min((float(_values(strip).min(initial=0)) for _, strip in _strips(image)), default=0.0)
-        if smallest < -0.01 or largest > 65535 or (image.mode == "F" and 1 < largest <= 2):
+        # Filters leave floating-point values a little beyond the ends of their scale.
+        beyond = 0.05 if image.mode == "F" else 0.0
+        scale = next((scale for scale in (1, 255, 65535) if largest <= scale * (1 + beyond)), 0)
+        if smallest < -beyond * scale or not scale or (image.mode == "F" and 1 + beyond < largest <= 2):
             raise OSError(f"its grey values from {smallest:g} to {largest:g} fit no usual scale; convert it to 8 bits")
         convert: Callable[[Image.Image], Image.Image] = partial(
-            _eight_bit, largest=largest, bits=bits or (16 if largest > 255 else 8), zero_is_white=zero_is_white
+            _eight_bit, scale=scale, bits=bits or (16 if largest > 255 else 8), zero_is_white=zero_is_white
         )
     elif image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         convert = _on_white
@@ -283,18 +286,18 @@ def _values(image: Image.Image) -> npt.NDArray[Any]:
     return np.nan_to_num(np.asarray(image), nan=0.0) if image.mode == "F" else np.asarray(image)
 
 
-def _eight_bit(image: Image.Image, largest: float, bits: int, zero_is_white: bool) -> Image.Image:
+def _eight_bit(image: Image.Image, scale: int, bits: int, zero_is_white: bool) -> Image.Image:
     """Scale grey of 16 or 32 bits to 8 bits; Pillow would clip nearly all of it to white.
 
     Args:
         image: The image, or a part of it.
-        largest: The largest value of the whole image.
-        bits: The number of bits of a value, from 8.
+        scale: White, of floating-point values.
+        bits: The number of bits of a whole number, from 8.
         zero_is_white: Whether the largest possible value is black.
     """
     values = _values(image)
     if image.mode == "F":
-        values = values * 255 if largest <= 1 else values if largest <= 255 else values / 257
+        values = values * (255 / scale)
     else:
         transparent, values = values == image.info.get("transparency"), values >> (bits - 8)
         values = np.where(transparent, 255, 255 - values if zero_is_white else values)

@@ -152,9 +152,11 @@ def write_split_table(rows: Sequence[SplitRow], output: Path) -> None:
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(("path", "label", "split", "group"))
-    folder = os.path.realpath(output.parent)  # where ".." in a path begins if it is a link
+    folder = os.path.abspath(output.parent)
+    real = os.path.realpath(folder)  # where ".." in a path begins if the folder is a link
     for row in rows:
-        path = Path(os.path.relpath(os.path.abspath(row.file), folder)).as_posix()
+        file = os.path.abspath(row.file)
+        path = Path(os.path.relpath(file, folder if Path(file).is_relative_to(folder) else real)).as_posix()
         table.writerow([*map(escape_formula, (path, row.class_name)), row.split, escape_formula(row.group)])
     content = text.getvalue().encode(errors="surrogateescape")
     size = output.stat().st_size if output.is_file() else 0

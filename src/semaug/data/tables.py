@@ -117,7 +117,11 @@ def csv_rows(path: Path) -> Iterator[Row]:
     _, header = next(lines, ("", []))
     columns = _columns(path, header)
     places = [header.index(column) for column in columns]
-    return _rows(path, columns, [(place, [line[k] for k in places]) for place, line in lines])
+    cells = [(place, [line[k] for k in places]) for place, line in lines]
+    for place, own in cells:
+        if any(cell.startswith(" ") and cell.lstrip().startswith('"') for cell in own):  # it would be part of the text
+            raise DataError(f"{path} {place}: there is a space before a quotation mark; remove it")
+    return _rows(path, columns, cells)
 
 
 def read_groups(path: Path, column: str) -> dict[Path, str]:
@@ -135,7 +139,9 @@ def read_groups(path: Path, column: str) -> dict[Path, str]:
         other = groups.setdefault(_image(path.parent, line[image]), own)
         if other != own:
             groups_shown = f"{shown(other)} and {shown(own)}"
-            raise DataError(f"{path} {place}: {shown(line[image])} is listed twice, in the groups {groups_shown}")
+            raise DataError(
+                f"{path} {place}: {shown(line[image])} is listed twice, in the groups {groups_shown}; correct one"
+            )
     return groups
 
 
@@ -226,8 +232,8 @@ def _rows(path: Path, columns: Sequence[str], lines: Sequence[tuple[str, list[st
         image, label = cells[:2]
         if not image.strip() or not label.strip():
             raise DataError(f"{path} {place}: the image or its label is empty")
-        if "\n" in label.strip() or any(cell[0] == " " and cell.lstrip()[0] == '"' for cell in (image, label)):
-            raise DataError(f"{path} {place}: a quotation mark is not closed, or has a space before it")
+        if "\n" in label.strip():
+            raise DataError(f"{path} {place}: the label has a line break; perhaps a quotation mark is not closed")
         own = None if split is None else split_called(cells[columns.index(split, 2)], f"{path} {place}")
         yield place, image, unescape_formula(label.strip()), own
 

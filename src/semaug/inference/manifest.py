@@ -42,7 +42,7 @@ def sign(folder: Path, *more: str, run: str | None = None, data: str | None = No
         folder: A run directory or an exported folder.
         *more: Names of further files.
         run: Name of the run; None for an exported folder.
-        data: Fingerprint of its data set, if it is known.
+        data: Fingerprint of its data set, if it is known; an exported folder has that of its run.
         weights: Checksum of the weights that the run started from.
     """
     known = {"run": run, "data": data, "weights": weights}

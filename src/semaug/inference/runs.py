@@ -350,8 +350,8 @@ def check_not_trained_on(origin: Path, config: Mapping[str, Any], data: DataSet,
 
     Returns:
         A warning if it is unknown which of the images the weights were trained on: those of an exported folder, or of a
-        run before images were added, removed or changed. None for other data: it has another name, and not all the
-        images that the earlier run held out.
+        run before images were added, removed or changed. None if the data is another one: its name differs, and it
+        lacks images that the earlier run held out.
 
     Raises:
         RunError: The weights were trained on some of the validation images.
@@ -361,14 +361,15 @@ def check_not_trained_on(origin: Path, config: Mapping[str, Any], data: DataSet,
     earlier, manifest = read_description(origin).config, read_manifest(origin)
     is_same = manifest.get("data") == fingerprint
     if not is_same or "run" not in manifest:  # an exported folder does not say which images were held out
-        places = {Path(os.path.normpath(str(own.get("data")))).name for own in (earlier, config)}
+        names_of_data = {Path(os.path.normpath(str(own.get("data")))).name for own in (earlier, config)}
         held_out_before = _held_out(origin) if "split.json" in manifest["files"] else None
         is_grown = held_out_before is not None and held_out_before <= set(_training_images(data))
-        if len(places) > 1 and not is_same and not is_grown:
+        if len(names_of_data) > 1 and not is_same and not is_grown:
             return None
+        why = "they have changed since" if "run" in manifest else "it was exported"
         return (
-            f"it is unknown on which images of {data.name} {origin} was trained: they have changed since, or it was "
-            "exported; if this run holds out some of them for validation, its validation accuracy is too high"
+            f"it is unknown on which images of {data.name} {origin} was trained, because {why}; if this run holds out "
+            "some of them for validation, its validation accuracy is too high"
         )
     trained = splits_of_run(origin, earlier, data)["train"]
     held_out = training_splits(data, **split_settings(config))["val"]

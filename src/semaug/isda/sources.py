@@ -106,7 +106,8 @@ class ClassCovariance(Source, WideBuffers):
     | `"classwise"`  | ``d_y / n_y``: ISDA's; the pooled one for a class seen less than twice                |
     | `"pooled"`     | ``Σ_c d_c / Σ_c n_c``: that within classes, the same for all                          |
     | `"shrunk"`     | ``(d_y + mean_c d_c) / (n_y + mean_c n_c)``: classwise and pooled in equal parts if   |
-    |                | classes have equally many images, a smaller class more pooled; n_y = 0 if seen once   |
+    |                | classes have equally many images. The smaller a class is, the more it is pooled; n_y  |
+    |                | counts as 0 for a class seen once                                                     |
     | `"neighbours"` | ``Σ_c d_c / Σ_c n_c`` over y and the seven classes whose means are nearest to y's     |
 
     Args:
@@ -206,7 +207,8 @@ class ClassCovariance(Source, WideBuffers):
         difference = means - mean
         cross = (before * share)[:, None] * difference
         between = cross[:, :, None] * difference[:, None, :] if full else cross * difference
-        deviation = self.deviation[rows] + deviations + between
+        old = self.deviation[rows]
+        deviation = old + deviations + between
         finite = deviation.isfinite().all()
         if self._single is not None:
             single = self._single[rows]
@@ -214,7 +216,7 @@ class ClassCovariance(Source, WideBuffers):
             deviation = deviation.where(~single.view(-1, *[1] * (deviation.ndim - 1)), 0.0)
         # In fp16 a forward pass can overflow. The optimiser skips that step, and the statistics must skip the batch:
         # they would never be finite again.
-        self.deviation[rows] = deviation.where(finite, self.deviation[rows])
+        self.deviation[rows] = deviation.where(finite, old)
         self.mean[rows] = (mean + difference * share[:, None]).where(finite, mean)
         self.count[rows] = total.where(finite, before)
 

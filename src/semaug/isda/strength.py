@@ -186,9 +186,9 @@ class AutoStrength(Strength):
         self.progress.fill_(progress)
         self._started = True
 
-    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
-        super()._load_from_state_dict(*arguments, **options)
-        self._started = True  # the progress is part of the state
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        self._started = self._started or float(state_dict.get(f"{prefix}progress", 0)) > 0
 
     def check_ready(self) -> None:
         """Check that the progress was set; see :meth:`Strength.check_ready`."""

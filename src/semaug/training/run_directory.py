@@ -44,7 +44,7 @@ _BEFORE_TRAINING: dict[str, bytes | re.Pattern[bytes]] = {
     MANIFEST: b'{\n  "run": ',
     _BAD_IMAGES: b'[\n  {\n    "image": ',
 }
-_LOGS = ("tensorboard", "wandb", "tracking.json")  # of trackers
+_AFTER_TRAINING = ("metrics.csv", "report.html", "samples.json")  # besides `_RESULTS`
 
 
 def changed_settings(before: Mapping[str, Any], config: TrainConfig) -> dict[str, str]:
@@ -90,7 +90,7 @@ class RunDirectory:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._writer.shutdown()
         withdrawn = False
-        if self._begins and error is not None and issubclass(error, SemaugError):
+        if self._begins and error is not None:
             with suppress(OSError, SemaugError):  # the error that ended the run is the one to report
                 withdrawn = self._withdraw()
         self._lock.close()
@@ -104,7 +104,7 @@ class RunDirectory:
     def _withdraw(self) -> bool:
         """Remove the description of a run that failed before it wrote anything else, as for a misspelled setting."""
         description = ("classes.json", "split.json", MANIFEST, "config.json")
-        # Beside other files, such as a log of TensorBoard, it marks the folder as that of a run, which can begin again.
+        # If there are other files, such as a log of TensorBoard, it stays, and the same command can begin again.
         known = (*description, _BAD_IMAGES, LOCK)
         if not self._is_in_place() or any(file.name not in known for file in self.folder.iterdir()):
             return False
@@ -170,8 +170,8 @@ class RunDirectory:
             config: Resolved settings of the run.
 
         Returns:
-            The content; None if the run begins here, because the folder holds nothing, or nothing but what a run with
-            the same settings wrote before its first step.
+            The content; None if the run begins here, because the folder holds nothing that the run would replace,
+            except for what a run wrote before its first step.
 
         Raises:
             RunError: If the folder holds something else, a run with other settings, or one not to be resumed.
@@ -188,16 +188,19 @@ class RunDirectory:
             raise RunError(f"{folder} is not empty and holds {content}; choose another `output`")
         if before.get("format") != FORMAT:
             raise RunError(f"{folder} has format {before.get('format')}, and this version of semaug reads {FORMAT}")
-        changed = changed_settings(before, config)
+        is_begun = MANIFEST in names and names.isdisjoint({"checkpoints", *_RESULTS})
+        if is_begun and set(_RESULTS).isdisjoint(read_manifest(folder)["files"]):
+            changed = dict[str, str]()  # it was not trained: other settings may follow
+        else:
+            changed = changed_settings(before, config)
         if changed:
             changes = ", ".join(changed.values())
             further = f", and {folder} as `weights` to train its model further" if is_complete(folder) else ""
             raise RunError(f"{folder} holds a run with other settings ({changes}); choose another `output`{further}")
         if names.isdisjoint({"checkpoints", *_RESULTS}):
-            if others := sorted(names - {*_BEFORE_TRAINING, *_LOGS, LOCK}):
+            if others := sorted(names & set(_AFTER_TRAINING)):
                 raise RunError(
-                    f"{folder} holds a run without results, and beside it {some(others)}; move these files, or choose "
-                    "another `output`"
+                    f"{folder} holds {some(others)} of an earlier run; delete it, or choose another `output`"
                 )
             for name, beginning in _BEFORE_TRAINING.items():
                 refuse_foreign(folder / name, beginning)

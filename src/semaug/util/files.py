@@ -134,7 +134,7 @@ def _sealed(content: bytes) -> bytes:
     digest = hashlib.sha256(content).hexdigest().encode()
     if not content.startswith(_PNG):
         return content + _SEAL + digest + b" -->\n"
-    chunk = _PNG_SEAL + digest
+    chunk = _PNG_SEAL + digest  # its length, before it, counts neither itself nor the type, which begins the chunk
     length, checksum = (number.to_bytes(4, "big") for number in (len(chunk) - 4, zlib.crc32(chunk)))
     return content.removesuffix(_PNG_END) + length + chunk + checksum + _PNG_END
 

@@ -10,7 +10,7 @@ import os
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import MISSING, fields, is_dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -40,7 +40,7 @@ from semaug.util.ranges import range_in
 
 MAX_JSON_BYTES = 64_000_000
 CHUNK_BYTES = 2**20
-_CHECKSUM_BYTES, _CHECKSUM_CHUNK = 4, 2**17
+_CHECKSUM_BYTES, _CHECKSUM_CHUNK, _REPORT_BYTES = 4, 2**17, 2**26
 MAX_INTEGER = 2**63
 
 
@@ -126,8 +126,9 @@ def parse_json(content: bytes, place: object, form: Any = object) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. A name that occurs twice is an error, since readers differ in which value they use."""
     value = dict(pairs)
-    if len(value) < len(pairs):  # programs differ in which of the values they take
+    if len(value) < len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"it has {shown(twice)} twice in one object")
     return value
@@ -227,10 +228,18 @@ def add_checksum(file: IO[bytes]) -> None:
     file.write(checksum)
 
 
-def is_intact(path: Path, shape: tuple[int, ...], dtype: Any) -> bool:
+def is_intact(
+    path: Path, shape: tuple[int, ...], dtype: Any, progress: Callable[[int, int], None] | None = None
+) -> bool:
     """Whether a .npy file has a shape, a type and the checksum of :func:`add_checksum`.
 
     All of it is read, a little at a time: CRC-32 is several times as fast as SHA-256, and enough against damage.
+
+    Args:
+        path: The file.
+        shape: The shape that it must have.
+        dtype: The type that it must have.
+        progress: Called with the number of rows read and their total.
 
     Raises:
         FileError: The file cannot be read.
@@ -238,7 +247,12 @@ def is_intact(path: Path, shape: tuple[int, ...], dtype: Any) -> bool:
     with open_regular(path) as file:
         try:
             end = _skip_header(file, shape, dtype) + math.prod(shape) * np.dtype(dtype).itemsize
-            return _crc32(file, end) == file.read(_CHECKSUM_BYTES)
+
+            def report(done: int) -> None:
+                if progress is not None:
+                    progress(shape[0] * done // end, shape[0])
+
+            return _crc32(file, end, report) == file.read(_CHECKSUM_BYTES)
         except OSError as error:
             raise FileError(f"cannot read {path}: {error.strerror or error}") from error
         except Exception:  # the parser of headers raises exceptions of many kinds
@@ -272,7 +286,7 @@ def map_array(path: Path, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any
 
 
 def _skip_header(file: BinaryIO, shape: tuple[int, ...], dtype: Any) -> int:
-    """Where the content of a .npy file with a checksum starts; an exception if it has another shape, type or size."""
+    """Where the content of a .npy file with a checksum starts; raises any exception if it has another form or size."""
     if _array_header(file) != (shape, False, np.dtype(dtype)):
         raise ValueError("another shape or type")
     start = file.tell()
@@ -281,13 +295,15 @@ def _skip_header(file: BinaryIO, shape: tuple[int, ...], dtype: Any) -> int:
     return start
 
 
-def _crc32(file: IO[bytes], count: int) -> bytes:
-    """The CRC-32 of the first `count` bytes of a file, which is left after them."""
+def _crc32(file: IO[bytes], count: int, report: Callable[[int], None] = lambda done: None) -> bytes:
+    """The CRC-32 of the first `count` bytes of a file, which is left after them; `report` gets the number so far."""
     file.seek(0)
-    checksum = 0
-    while part := file.read(min(count, _CHECKSUM_CHUNK)):
+    checksum = done = 0
+    while part := file.read(min(count - done, _CHECKSUM_CHUNK)):
         checksum = zlib.crc32(part, checksum)
-        count -= len(part)
+        done += len(part)
+        if done % _REPORT_BYTES == 0:
+            report(done)
     return checksum.to_bytes(_CHECKSUM_BYTES, "little")
 
 

@@ -332,7 +332,7 @@ class _Protocol(H11Protocol):
         self._set_timer(None)
 
     def _watch(self) -> None:
-        # One time for the headers of a request, and one for the rest of its body after the answer.
+        # One time limit for the headers of a request, and one for the rest of its body after the answer.
         if self.conn.our_state is not h11.DONE and self.conn.their_state is not h11.IDLE:
             self._set_timer(None)
         elif self._timer is None:
