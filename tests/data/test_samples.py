@@ -98,7 +98,7 @@ def test_floating_grey_is_scaled_by_its_largest_value(tmp_path: Path) -> None:
     [
         ramp("float32") * 1.5,
         ramp("float32") * 1e6,
-        ramp("float32") * np.inf,
+        np.full_like(ramp("float32"), np.inf),
         ramp("float32") * 2 - 1,
         (ramp("float32") * 2**30).astype("int32"),
         ramp("int32") - 100,
