@@ -386,6 +386,8 @@ def test_class_folders_beside_other_files_of_images_are_not_left_out(
         saved(DataSet("x", photos.classes, {"train": photos.splits["train"]}), tmp_path / "saved")
         for name in ("state.json", "dataset_info.json", "data-00000-of-00001.arrow"):
             (tmp_path / "saved" / "train" / name).rename(folder / name)
+    for name in ("val", "valid"):  # which could not be read as splits
+        (folder / name).mkdir()
     left_out = 1 + 6 if kind == "metadata" else 15 + 6
     with pytest.raises(DataError, match=f"photos has {left_out} images in folders of classes that are not in its list"):
         read_data(str(folder))
@@ -398,9 +400,10 @@ def test_other_pictures_beside_packed_images_do_not_matter(photos: DataSet, tmp_
     for place in (hub / "assets" / "banner.png", listed / "train" / "masks" / "0.png", listed / "docs" / "a.png"):
         place.parent.mkdir()
         place.write_bytes(picture)
-    for folder in (hub, listed):
+    for folder, ignored in ((hub, {"assets/": 1}), (listed, {"masks/": 1, "docs/": 1})):
         (folder / "empty").mkdir()
-        assert len(read_data(str(folder)).splits["train"]) == 15
+        data = read_data(str(folder))
+        assert (len(data.splits["train"]), data.ignored) == (15, ignored)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from semaug.data.samples import load_image
 from semaug.inference import exporting as module
 from semaug.inference.classifier import load_classifier
 from semaug.inference.exporting import export
-from semaug.util.errors import FileError, MissingPackageError, ModelError
+from semaug.util.errors import FileError, MissingPackageError, ModelError, SemaugError
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,31 @@ def test_an_exported_folder_is_loaded_like_a_run(classifier, photo, tmp_path):
     assert {file.name for file in report.files} == names
     assert {file.name for file in (tmp_path / "new" / "out").iterdir()} == {file.name for file in report.files}
     assert report.onnx_difference is None
+
+
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("at", ["save", "write_json", "sign"])
+def test_an_export_that_was_killed_is_not_loaded_and_can_be_repeated(classifier, tmp_path, monkeypatch, at, over):
+    folder, write = tmp_path / "out", module.write_json
+    if over:
+        export(replace(classifier, classes=classifier.classes[::-1]), folder, onnx=False)
+    (folder / ".onnx-abc").mkdir(parents=True)  # of another export that was killed
+    (folder / ".onnx-abc" / "model.onnx").write_text("unfinished")
+
+    def killed(path, *content, **_):
+        if at != "write_json" or path.name != "manifest.json":
+            raise KeyboardInterrupt
+        write(path, *content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, at, killed)
+        with pytest.raises(KeyboardInterrupt):
+            export(classifier, folder, onnx=False)
+    with pytest.raises(SemaugError):
+        load_classifier(folder)
+    export(classifier, folder, onnx=False)
+    assert load_classifier(folder).classes == classifier.classes
+    assert not (folder / ".onnx-abc").exists()
 
 
 def test_the_weights_are_exactly_those_of_the_model(classifier, tmp_path):

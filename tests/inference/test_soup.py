@@ -14,6 +14,7 @@ from photos import quick_config
 from semaug.cli.main import main
 from semaug.data.readers import read_data
 from semaug.inference import load_classifier
+from semaug.inference import soup as module
 from semaug.inference.manifest import read_manifest, sign
 from semaug.inference.runs import splits_of_run
 from semaug.inference.soup import _average, soup
@@ -87,6 +88,35 @@ def test_a_run_that_was_written_meanwhile_is_not_overwritten(good: Path, tmp_pat
     with pytest.raises(FileError, match="is not empty"):
         soup(runs, output, say=write)
     assert {file.name: file.read_text() for file in output.iterdir()} == {"config.json": "of another run"}
+
+
+def test_a_soup_that_was_killed_is_written_again(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [biased(good, tmp_path / name, bias) for name, bias in (("more", 1e3), ("less", -1e3))]
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "sign", killed)
+        with pytest.raises(KeyboardInterrupt):
+            soup(runs, tmp_path / "soup")
+    assert soup(runs, tmp_path / "soup").accuracy == 1
+    assert load_classifier(tmp_path / "soup").classes
+
+
+def test_a_soup_of_runs_that_skipped_images_skips_them(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = Path(shutil.copytree(colours, tmp_path / "photos"))
+    for split in ("train", "test"):
+        (photos / split / "red" / "0.png").write_text("no image")
+    runs = []
+    for name, lr in (("a", 0.005), ("b", 0.004)):
+        options = {"method": "basic", "epochs": 2, "optimizer": "adamw", "lr": lr, "on_bad_image": "skip"}
+        runs.append(train(quick_config(photos, tmp_path / name, **options)))
+    capsys.readouterr()
+    assert main(["soup", *map(str, runs), "--output", str(tmp_path / "soup")]) == 0
+    assert "cannot be read" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_average_that_is_no_better_is_not_written(

@@ -10,7 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from semaug.data.shards import holds_shards, read_shards
 from semaug.data.tables import TABLE_SUFFIXES, read_table
 from semaug.data.webdataset import holds_tars, read_webdataset
 from semaug.util.errors import DataError
-from semaug.util.names import shown
+from semaug.util.names import class_title, shown
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Layout:
     name: str
     recognise: Callable[[Path], bool]  # whether a path holds it; called in the order of `LAYOUTS`
     read: Callable[[Path], DataSet]  # raises DataError
-    excludes_folders: bool = False  # whether folders of classes beside its files would be left out
+    is_beside_images: bool = False  # whether image files beside its lists or archives would be left out
     folders: tuple[str, ...] = ()  # below the data root: first where its archive puts it, then where other copies do
     source: str = ""  # where a named set can be obtained, for the message if it is missing
     archive: Archive | None = None  # its download, if its host offers one without registration
@@ -76,30 +76,41 @@ def read_folder(folder: Path, name: str | None = None, roles: dict[str, str] = S
     return data_set(name or folder.resolve().name, folder, classes, splits, listed=False, ignored=+ignored)
 
 
-def check_nothing_left_out(folder: Path, data: DataSet) -> None:
-    """Check that a data set read from lists or archives in a folder leaves out no images in folders of classes.
+def with_left_out(folder: Path, data: DataSet) -> DataSet:
+    """Count the image files in a folder that a data set read from lists or archives in it leaves out.
+
+    A few other pictures do no harm, such as those of a README.
+
+    Args:
+        folder: The folder.
+        data: The data set.
+
+    Returns:
+        The data set, with their number in `ignored`.
 
     Raises:
-        DataError: There are such images.
+        DataError: They seem to be a data set of their own, in folders of classes.
     """
-    try:
-        by_split, _ = _images_in(folder, SPLIT_NAMES)
-    except DataError:  # it could not be read as folders of classes
-        return
     own = {file for samples in data.splits.values() if isinstance(samples, ImageFiles) for file in samples.files}
-    found: dict[str, list[Path]] = {}
-    for by_class in by_split.values():
-        for name, files in by_class.items():
-            found.setdefault(name, []).extend(files)
-    others = {name: [file for file in files if file not in own] for name, files in found.items()}
-    # Some images of a class, or those of several; a single other folder may hold masks, or pictures of a README.
-    in_part = any(0 < len(files) < len(found[name]) for name, files in others.items())
-    if sum(map(bool, others.values())) > 1 or (in_part and sum(map(bool, found.values())) > 1):
-        left_out = [file for files in others.values() for file in files]
+    left_out: dict[str, list[Path]] = {}
+    for current, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "__MACOSX"))]
+        parts = [part for part in Path(current).relative_to(folder).parts if without_set(part) not in _NOT_CLASSES]
+        others = [Path(current, name) for name in names if _count_images([name]) and Path(current, name) not in own]
+        if parts and others:
+            left_out.setdefault(parts[0], []).extend(others)
+    count, largest = sum(map(len, left_out.values())), max(len(samples) for samples in data.splits.values())
+    are_classes = any(name in data.classes or class_title(name) in data.classes for name in left_out)
+    if are_classes or (len(left_out) > 1 and count >= largest):
+        first = min(file for files in left_out.values() for file in files)
         raise DataError(
-            f"{folder} has {len(left_out)} images in folders of classes that are not in its list or archives of "
-            f"images, first {shown(str(left_out[0].relative_to(folder)))}; move either of them to another folder"
+            f"{folder} has {count} images in folders of classes that are not in its list or archives of images, first "
+            f"{shown(str(first.relative_to(folder)))}; move either of them to another folder"
         )
+    return replace(data, ignored={**data.ignored, **{f"{name}/": len(files) for name, files in left_out.items()}})
+
+
+_NOT_CLASSES = {"data", "default", *SPLIT_NAMES}  # names of folders
 
 
 def _images_in(folder: Path, roles: Mapping[str, str]) -> tuple[dict[str, dict[str, list[Path]]], Counter[str]]:
@@ -334,9 +345,9 @@ def _is_cars(folder: Path) -> bool:
 # ----------------------------------------------------------------------------------------------------------- the table
 
 LAYOUTS = [
-    Layout("shards", holds_shards, read_shards, excludes_folders=True),
-    Layout("hugging-face", holds_saved, read_saved, excludes_folders=True),
-    Layout("hugging-face-parquet", holds_parquet, read_parquet_images, excludes_folders=True),
+    Layout("shards", holds_shards, read_shards, is_beside_images=True),
+    Layout("hugging-face", holds_saved, read_saved, is_beside_images=True),
+    Layout("hugging-face-parquet", holds_parquet, read_parquet_images, is_beside_images=True),
     Layout("table", lambda path: path.is_file() and path.suffix.lower() in TABLE_SUFFIXES, read_table),
     Layout(
         "nabirds",
@@ -388,8 +399,8 @@ LAYOUTS = [
         folders=("imagenet", "ILSVRC/Data/CLS-LOC", "ILSVRC2012"),
         source="ILSVRC2012's training and validation images from https://image-net.org (after registering)",
     ),
-    Layout("hugging-face-metadata", holds_metadata, read_metadata, excludes_folders=True),
-    Layout("webdataset", holds_tars, read_webdataset, excludes_folders=True),
+    Layout("hugging-face-metadata", holds_metadata, read_metadata, is_beside_images=True),
+    Layout("webdataset", holds_tars, read_webdataset, is_beside_images=True),
     Layout("folder", Path.is_dir, read_folder),
 ]
 """In the order in which a path is tried."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from semaug.data.downloads import fetch
-from semaug.data.layouts import LAYOUTS, Layout, check_nothing_left_out
+from semaug.data.layouts import LAYOUTS, Layout, with_left_out
 from semaug.data.samples import DataSet, Samples, Subset, embedded_birds, ignored_files
 from semaug.data.shards import holds_shards, read_shards
 from semaug.util import distributed
@@ -49,9 +49,7 @@ def read_data(
         for layout in LAYOUTS:
             if layout.recognise(path):
                 found = layout.read(path)
-                if layout.excludes_folders and path.is_dir():
-                    check_nothing_left_out(path, found)
-                return found
+                return with_left_out(path, found) if layout.is_beside_images and path.is_dir() else found
     except FileError as error:
         raise DataError(str(error)) from error
     except OSError as error:

@@ -6,8 +6,10 @@ to use it without semaug. What only training needs (CovNet, the optimiser) is no
 """
 
 import copy
+import hashlib
 import importlib
 import math
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -39,6 +41,7 @@ MAX_LOGIT = 1e6  # far beyond those of a trained classifier
 TOLERANCE = 1e-4  # of logits, relative to the largest one if that is above 1
 _ONNX_FILES = ("model.onnx", "model.onnx.data")
 _FILES = ("README.md", "calibration.json", "classes.json", "config.json", NAME, "model.safetensors", *_ONNX_FILES)
+_SCRATCH = ".onnx-"  # how the name of a folder for unfinished files begins
 _ONE_FILE_BYTES = 1_500_000_000  # a protobuf file holds at most 2 GB
 # No paths: they would reveal something about the training machine.
 _SETTINGS = ("version", "method", "composite", "epochs", "seed", "select")
@@ -125,9 +128,18 @@ def export(
     data = None if classifier.folder is None else read_manifest(classifier.folder).get("data")
     text = _model_card(classifier, settings=settings, options=options, hub=hub, onnx=onnx, evaluation=evaluation)
     with locked(folder):
-        onnx_difference = _write_onnx(model, inputs, folder, len(classifier.classes)) if onnx else None
-        if not onnx:
-            _remove_onnx(folder)
+        for leftover in folder.glob(f"{_SCRATCH}*"):  # of exports that were killed
+            shutil.rmtree(leftover)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
+            onnx_difference = _write_onnx(model, inputs, Path(scratch), len(classifier.classes)) if onnx else None
+            # Until the export is complete, no file is loaded, because checksums are missing; and it can be repeated.
+            card.unlink(missing_ok=True)
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            write_json(folder / NAME, {"files": {**dict.fromkeys(_FILES, ""), card.name: digest}})
+            for name in _ONNX_FILES:
+                (folder / name).unlink(missing_ok=True)
+            for part in Path(scratch).iterdir():
+                part.replace(folder / part.name)
         # clones: safetensors does not store two names for one tensor
         state = classifier.model.state_dict()
         tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
@@ -190,33 +202,28 @@ def _difference(name: str, exported: nn.Module, model: nn.Module, inputs: Tensor
 
 
 def _write_onnx(model: nn.Module, inputs: Tensor, folder: Path, classes: int) -> float:
-    """Write model.onnx if it agrees with the model; returns the largest difference in logits."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".onnx-") as scratch:
-        file = Path(scratch) / _ONNX_FILES[0]
-        # The exporter of torch 2.11 writes a loop for a network in the layout channels last.
-        contiguous = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
-        try:
-            torch.onnx.export(
-                contiguous,
-                (inputs[:2],),  # the exporter would take a batch size of 1 for a constant
-                file,
-                dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                input_names=["images"],
-                output_names=["logits"],
-                external_data=sum(value.nbytes for value in model.state_dict().values()) > _ONE_FILE_BYTES,
-                verbose=False,
-            )
-        except Exception as error:  # the exporter raises many types
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ModelError(f"{type(model).__name__} cannot be exported to ONNX: {reason}") from error
-        _remove_traces(file)
-        exported = OnnxModel(file, inputs.shape[-1], classes)
-        difference = max(_difference("ONNX model", exported, model, inputs[:count]) for count in (1, 3))
-        _remove_onnx(folder)
-        for part in Path(scratch).iterdir():
-            part.replace(folder / part.name)
-    return difference
+    """Write model.onnx to an empty folder; returns the largest difference of its logits from the model's."""
+    file = folder / _ONNX_FILES[0]
+    # The exporter of torch 2.11 writes a loop for a network in the layout channels last.
+    contiguous = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
+    try:
+        torch.onnx.export(
+            contiguous,
+            (inputs[:2],),  # the exporter would take a batch size of 1 for a constant
+            file,
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            input_names=["images"],
+            output_names=["logits"],
+            external_data=sum(value.nbytes for value in model.state_dict().values()) > _ONE_FILE_BYTES,
+            verbose=False,
+        )
+    except Exception as error:  # the exporter raises many types
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{type(model).__name__} cannot be exported to ONNX: {reason}") from error
+    _remove_traces(file)
+    exported = OnnxModel(file, inputs.shape[-1], classes)
+    return max(_difference("ONNX model", exported, model, inputs[:count]) for count in (1, 3))
 
 
 def _remove_traces(file: Path) -> None:
@@ -226,12 +233,6 @@ def _remove_traces(file: Path) -> None:
     for part in (model, model.graph, *model.graph.node):
         part.ClearField("metadata_props")
     file.write_bytes(model.SerializeToString())
-
-
-def _remove_onnx(folder: Path) -> None:
-    """Remove the ONNX files of an earlier export, which do not fit the new weights."""
-    for name in _ONNX_FILES:
-        (folder / name).unlink(missing_ok=True)
 
 
 def _build_options(classifier: Classifier) -> dict[str, int]:

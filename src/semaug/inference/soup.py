@@ -4,6 +4,7 @@ import copy
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,11 +14,13 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.optim.swa_utils import update_bn
 
+from semaug.data.readable import readable_splits
 from semaug.data.samples import DataSet, Samples
 from semaug.inference.classifier import Classifier, load_classifier
 from semaug.inference.evaluation import evaluate
 from semaug.inference.loop import decode_samples
-from semaug.inference.manifest import read_manifest, sign
+from semaug.inference.manifest import FILES, read_manifest, sign
+from semaug.inference.manifest import NAME as MANIFEST
 from semaug.inference.pictures import sample_pictures
 from semaug.inference.runs import changed_images, read_run_dataset, shared_splits
 from semaug.util.errors import FileError, RunError
@@ -25,6 +28,8 @@ from semaug.util.files import write_atomically, write_json
 from semaug.util.locks import LOCK, locked
 from semaug.util.names import percent
 from semaug.util.untrusted import read_json
+
+_OUR_FILES = {*FILES, "samples.json"}
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,10 @@ def soup(
     data, splits = _common_data(members)
     if (changed := changed_images(members[0].folder, data)) is not None:
         say(f"warning: {changed}")
+    if members[0].config.get("on_bad_image") == "skip":
+        splits, message = readable_splits(splits, data.classes, members[0].preprocessing, "skip")
+        if message is not None:
+            say(message)
     accuracy = "mean_class_accuracy" if members[0].config.get("select_by") == "mean-of-classes" else "top1"
 
     def validated(classifier: Classifier) -> float:
@@ -98,7 +107,14 @@ def soup(
 
 
 def _refuse_content(output: Path) -> None:
-    if output.exists() and (not output.is_dir() or any(file.name != LOCK for file in output.iterdir())):
+    """Refuse an output that is a file, or that holds anything but a soup whose writing was interrupted."""
+    if not output.exists():
+        return
+    names = {file.name for file in output.iterdir() if file.suffix != ".part"} - {LOCK} if output.is_dir() else {""}
+    if "config.json" in names and MANIFEST not in names and names <= _OUR_FILES:
+        with suppress(FileError):
+            names = set() if "soup" in read_json(output / "config.json", dict[str, object]) else names
+    if names:
         raise FileError(f"{output} is not empty; choose another `output`")
 
 
