@@ -128,8 +128,9 @@ def export(
     data = None if classifier.folder is None else read_manifest(classifier.folder).get("data")
     text = _model_card(classifier, settings=settings, options=options, hub=hub, onnx=onnx, evaluation=evaluation)
     with locked(folder):
-        for leftover in folder.glob(f"{_SCRATCH}*"):  # of exports that were killed
-            shutil.rmtree(leftover)
+        for leftover in folder.glob(f"{_SCRATCH}*/"):  # of exports that were killed
+            if not leftover.is_symlink() and {file.name for file in leftover.iterdir()} <= set(_ONNX_FILES):
+                shutil.rmtree(leftover)
         with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH) as scratch:
             onnx_difference = _write_onnx(model, inputs, Path(scratch), len(classifier.classes)) if onnx else None
             # Until the export is complete, no file is loaded, because checksums are missing; and it can be repeated.
