@@ -40,7 +40,7 @@ class Layout:
     name: str
     recognise: Callable[[Path], bool]  # whether a path holds it; called in the order of `LAYOUTS`
     read: Callable[[Path], DataSet]  # raises DataError
-    is_beside_images: bool = False  # whether image files beside its lists or archives would be left out
+    may_leave_out: bool = False  # whether image files may lie beside the lists or archives that name the images
     folders: tuple[str, ...] = ()  # below the data root: first where its archive puts it, then where other copies do
     source: str = ""  # where a named set can be obtained, for the message if it is missing
     archive: Archive | None = None  # its download, if its host offers one without registration
@@ -76,6 +76,9 @@ def read_folder(folder: Path, name: str | None = None, roles: dict[str, str] = S
     return data_set(name or folder.resolve().name, folder, classes, splits, listed=False, ignored=+ignored)
 
 
+_NOT_CLASSES = {"data", "default", *SPLIT_NAMES}  # names of folders
+
+
 def with_left_out(folder: Path, data: DataSet) -> DataSet:
     """Count the image files in a folder that a data set read from lists or archives in it leaves out.
 
@@ -108,9 +111,6 @@ def with_left_out(folder: Path, data: DataSet) -> DataSet:
             f"{shown(str(first.relative_to(folder)))}; move either of them to another folder"
         )
     return replace(data, ignored={**data.ignored, **{f"{name}/": len(files) for name, files in left_out.items()}})
-
-
-_NOT_CLASSES = {"data", "default", *SPLIT_NAMES}  # names of folders
 
 
 def _images_in(folder: Path, roles: Mapping[str, str]) -> tuple[dict[str, dict[str, list[Path]]], Counter[str]]:
@@ -345,9 +345,9 @@ def _is_cars(folder: Path) -> bool:
 # ----------------------------------------------------------------------------------------------------------- the table
 
 LAYOUTS = [
-    Layout("shards", holds_shards, read_shards, is_beside_images=True),
-    Layout("hugging-face", holds_saved, read_saved, is_beside_images=True),
-    Layout("hugging-face-parquet", holds_parquet, read_parquet_images, is_beside_images=True),
+    Layout("shards", holds_shards, read_shards, may_leave_out=True),
+    Layout("hugging-face", holds_saved, read_saved, may_leave_out=True),
+    Layout("hugging-face-parquet", holds_parquet, read_parquet_images, may_leave_out=True),
     Layout("table", lambda path: path.is_file() and path.suffix.lower() in TABLE_SUFFIXES, read_table),
     Layout(
         "nabirds",
@@ -399,8 +399,8 @@ LAYOUTS = [
         folders=("imagenet", "ILSVRC/Data/CLS-LOC", "ILSVRC2012"),
         source="ILSVRC2012's training and validation images from https://image-net.org (after registering)",
     ),
-    Layout("hugging-face-metadata", holds_metadata, read_metadata, is_beside_images=True),
-    Layout("webdataset", holds_tars, read_webdataset, is_beside_images=True),
+    Layout("hugging-face-metadata", holds_metadata, read_metadata, may_leave_out=True),
+    Layout("webdataset", holds_tars, read_webdataset, may_leave_out=True),
     Layout("folder", Path.is_dir, read_folder),
 ]
 """In the order in which a path is tried."""

@@ -49,7 +49,7 @@ def read_data(
         for layout in LAYOUTS:
             if layout.recognise(path):
                 found = layout.read(path)
-                return with_left_out(path, found) if layout.is_beside_images and path.is_dir() else found
+                return with_left_out(path, found) if layout.may_leave_out and path.is_dir() else found
     except FileError as error:
         raise DataError(str(error)) from error
     except OSError as error:

@@ -173,9 +173,15 @@ class Problem:
         return float(torch.linalg.matrix_norm(curvature, 2)), float(noise.square().sum(1).mean().sqrt())
 
     def trajectory(self, rates: _Rates, steps: int, generator: torch.Generator) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Follow several runs side by side, each with its own minibatches: ``(t, θ_f, θ_g)`` for t = 0 … steps.
+        """Follow several runs side by side, each with its own minibatches.
 
-        `rates` gives α and β of all runs at a step.
+        Args:
+            rates: Gives α and β of all runs at a step.
+            steps: Number of steps.
+            generator: Source of the minibatches.
+
+        Yields:
+            ``(t, θ_f, θ_g)`` for t = 0 … steps, with a row for each run.
         """
         members = len(rates(0)[0])
         heads, sources = self.head.repeat(members, 1), self.source.repeat(members, 1)
@@ -186,7 +192,16 @@ class Problem:
             yield time + 1, heads, sources
 
     def squared_meta_gradient(self, heads: Tensor, sources: Tensor, alpha: Tensor) -> Tensor:
-        """``‖∇_{θ_g} L_meta(θ̃(θ_g))‖²`` of each run on all samples, (members,)."""
+        """Compute ``‖∇_{θ_g} L_meta(θ̃(θ_g))‖²`` of each run on all samples.
+
+        Args:
+            heads: θ_f, a row for each run.
+            sources: θ_g, likewise.
+            alpha: α of each run, (members,).
+
+        Returns:
+            The squared norms, (members,).
+        """
         gradient = vmap(self.meta_gradient, (0, 0, 0, None, None))(heads, sources, alpha, self.train, self.meta)
         return gradient.square().sum(1)
 

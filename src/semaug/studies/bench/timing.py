@@ -151,6 +151,13 @@ class _Measurement:
         return self.timing.failure is not None or (self.very_slow and bool(self.timing.seconds))
 
     def take_turn(self, images: Tensor, labels: Tensor, warm_up: bool) -> None:
+        """Run some steps and record their time and memory, or the reason why they fail.
+
+        Args:
+            images: A batch of images.
+            labels: Their labels.
+            warm_up: Whether these steps only warm up, and determine how many steps a turn has.
+        """
         timing = self.timing
         if self.finished:
             return
